@@ -1,0 +1,34 @@
+# make test | check | demo | bench: each makes the virtual environment it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+# The CPU build of torch where the index has it as this version; any torch >= 2.4 works.
+TORCH  ?= torch==2.13.0
+EXTRAS ?= test,check,atari,bench
+
+.DEFAULT_GOAL := test
+.PHONY: env test check demo bench clean
+
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard csrc/core/* csrc/bindings/*)
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet "$(TORCH)"
+	$(PY) -m pip install --quiet --editable ".[$(EXTRAS)]"
+	touch $@
+
+env: $(VENV)/.installed
+
+test: env
+	$(PY) -m pytest
+
+check: env
+	tools/check.sh $(VENV)/bin
+
+demo: env
+	$(PY) tools/demo.py
+
+bench: env
+	$(PY) -m benchmarks
+
+clean:
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	find pyengine -name '*.so' -delete

@@ -1,0 +1,289 @@
+"""Every error that pyengine raises, in one tree.
+
+    PyengineError
+    ├── ConfigError                 a setting or argument that cannot work (also ValueError)
+    ├── ForkedProcessError          an object was used in a forked child of the process that made it
+    ├── ClosedError                 the object was closed
+    ├── SchemaError                 a schema that cannot be laid out (also ValueError)
+    ├── RowError                    rows that do not fit the schema; the ring is unchanged
+    │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
+    │   ├── ImmutableFieldError     an append field changed in place
+    │   └── UnknownRefError         a ref that this ring never handed out
+    ├── EmptyRingError              sampling from a ring without rows
+    ├── RingInUseError              a second engine on one ring
+    ├── SharedMemoryError           /dev/shm or the cgroup has no room
+    ├── CaptureError                state that cannot be captured; raised before the cut
+    │   ├── UntrackableError        an object that cannot be restored in place
+    │   └── UncoveredParameterError an optimizer steps parameters of no tracked module
+    ├── RunError
+    │   ├── RunBusyError            another live process owns the run directory
+    │   ├── RunDirectoryError       not a run directory, or not a safe one
+    │   ├── StaleGenerationError    a newer claim exists; nothing was touched
+    │   ├── UnrestoredRunError      the run holds snapshots and none was restored
+    │   └── PoisonedEngineError     a restore failed half-way; restore again first
+    ├── SnapshotError
+    │   ├── SnapshotBusyError       no staging slot became free in time
+    │   ├── SnapshotCancelledError  given up so that training could go on
+    │   ├── SnapshotFailedError     the writer could not make it durable
+    │   ├── NoSpaceError            ... because the file system is full
+    │   └── WriterDiedError         the writer process died and could not be replaced
+    └── RestoreError
+        ├── NothingRestorableError  snapshots exist and none can be restored
+        ├── ComponentMismatchError  saved and tracked components differ
+        ├── StateMismatchError      a component's saved state does not fit the live object
+        ├── FormatVersionError      written by a newer pyengine
+        └── DamageError             proven corruption: path, offset, expected, got
+            └── TruncatedFileError  the file is shorter than its record says
+
+Attributes carry the data of each error; the text says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyengineError(Exception):
+    """Base of every error that pyengine raises on purpose."""
+
+
+class ConfigError(PyengineError, ValueError):
+    """A setting or an argument that cannot work."""
+
+
+class ForkedProcessError(PyengineError):
+    """A pyengine object was used in a forked child; only the process that made it may use it."""
+
+
+class ClosedError(PyengineError):
+    """The object was closed and can no longer be used."""
+
+
+# --- the ring ---------------------------------------------------------------------------------
+
+
+class SchemaError(PyengineError, ValueError):
+    """A schema that cannot be laid out."""
+
+
+class RowError(PyengineError, ValueError):
+    """Rows that do not fit the schema. The ring is unchanged.
+
+    Attributes: `field` (flat name), `expected` and `got` (as printed).
+    """
+
+    def __init__(self, message: str, *, field: str, expected: Any = None, got: Any = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.expected = expected
+        self.got = got
+
+
+class FieldShapeError(RowError):
+    """A value has another shape than its field."""
+
+
+class FieldDtypeError(RowError):
+    """A value has a dtype that does not convert to its field's without loss."""
+
+
+class MissingFieldError(RowError):
+    """A field of the schema was not given."""
+
+
+class UnknownFieldError(RowError):
+    """A value was given for a field that the schema does not have."""
+
+
+class ImmutableFieldError(RowError):
+    """An append field was to be changed in place; declare it `mutable=True` instead."""
+
+
+class UnknownRefError(RowError):
+    """A ref that was never handed out by this ring."""
+
+
+class EmptyRingError(PyengineError):
+    """There is no row to sample."""
+
+
+class RingInUseError(PyengineError):
+    """The ring is already tracked by another engine."""
+
+
+class SharedMemoryError(PyengineError, MemoryError):
+    """Shared memory has no room. Attributes: `needed_bytes`, `free_bytes`."""
+
+    def __init__(self, message: str, *, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+# --- capture ----------------------------------------------------------------------------------
+
+
+class CaptureError(PyengineError):
+    """State that cannot be captured. Raised before the cut, so nothing was staged.
+
+    Attribute: `component`, the tracked name.
+    """
+
+    def __init__(self, message: str, *, component: str) -> None:
+        super().__init__(message)
+        self.component = component
+
+
+class UntrackableError(CaptureError, TypeError):
+    """An object that cannot be restored in place; the text shows the form that can."""
+
+
+class UncoveredParameterError(CaptureError):
+    """An optimizer steps parameters that belong to no tracked module."""
+
+
+# --- the run directory ------------------------------------------------------------------------
+
+
+class RunError(PyengineError):
+    """Something about the run directory. Attribute: `path`."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class RunBusyError(RunError):
+    """Another live process owns the run. Attributes: `pid`, `host`, `since` (ISO 8601)."""
+
+    def __init__(self, message: str, *, path: str, pid: int, host: str, since: str) -> None:
+        super().__init__(message, path=path)
+        self.pid = pid
+        self.host = host
+        self.since = since
+
+
+class RunDirectoryError(RunError):
+    """Not a run directory, or one that cannot be used safely."""
+
+
+class StaleGenerationError(RunError):
+    """A newer claim on the run exists; this one may no longer change anything."""
+
+
+class UnrestoredRunError(RunError):
+    """The run holds snapshots and none was restored: call `restore()` or pass `fresh=True`."""
+
+
+class PoisonedEngineError(RunError):
+    """An exception interrupted a restore half-way; a restore must succeed before training goes on."""
+
+
+# --- snapshots --------------------------------------------------------------------------------
+
+
+class SnapshotError(PyengineError):
+    """A snapshot did not come about. Attribute: `sequence` (None before it has one)."""
+
+    def __init__(self, message: str, *, sequence: int | None = None) -> None:
+        super().__init__(message)
+        self.sequence = sequence
+
+
+class SnapshotBusyError(SnapshotError, TimeoutError):
+    """Both staging slots stayed in use for longer than the caller would wait."""
+
+
+class SnapshotCancelledError(SnapshotError):
+    """The snapshot was given up so that training could go on."""
+
+
+class SnapshotFailedError(SnapshotError):
+    """The writer could not make the snapshot durable; the cause is in the text."""
+
+
+class NoSpaceError(SnapshotFailedError):
+    """The file system is full. Attributes: `needed_bytes`, `free_bytes`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        sequence: int | None = None,
+        needed_bytes: int = 0,
+        free_bytes: int = 0,
+    ) -> None:
+        super().__init__(message, sequence=sequence)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class WriterDiedError(SnapshotError):
+    """The writer process died and a replacement could not be started."""
+
+
+# --- restore ----------------------------------------------------------------------------------
+
+
+class RestoreError(PyengineError):
+    """A restore that did not happen; live objects are unchanged unless the text says otherwise."""
+
+
+class NothingRestorableError(RestoreError):
+    """Snapshots exist and none of them can be restored."""
+
+
+class ComponentMismatchError(RestoreError):
+    """Saved and tracked components differ. Attributes: `not_tracked`, `not_saved` (names)."""
+
+    def __init__(
+        self, message: str, *, not_tracked: tuple[str, ...], not_saved: tuple[str, ...]
+    ) -> None:
+        super().__init__(message)
+        self.not_tracked = not_tracked
+        self.not_saved = not_saved
+
+
+class StateMismatchError(RestoreError):
+    """Saved state does not fit the live object.
+
+    Attributes: `component`, `expected` (the live side), `got` (the saved side).
+    """
+
+    def __init__(self, message: str, *, component: str, expected: Any, got: Any) -> None:
+        super().__init__(message)
+        self.component = component
+        self.expected = expected
+        self.got = got
+
+
+class FormatVersionError(RestoreError):
+    """A file of a format version that this pyengine does not read. Attributes: `path`, `version`."""
+
+    def __init__(self, message: str, *, path: str, version: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.version = version
+
+
+class DamageError(RestoreError):
+    """Proven corruption of a file. Attributes: `path`, `offset` (bytes), `expected`, `got`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        offset: int | None = None,
+        expected: Any = None,
+        got: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.got = got
+
+
+class TruncatedFileError(DamageError):
+    """A file is shorter than its record says."""
