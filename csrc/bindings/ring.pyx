@@ -75,7 +75,7 @@ cdef extern from "ring.h" nogil:
     pe_status pe_ring_append(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                              uint64_t steps, const pe_source *sources, const pe_source *mutables,
                              const uint8_t *mask, uint64_t *done, pe_fault *fault)
-    bint pe_ring_reserve_ahead(pe_ring *ring)
+    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead)
     void pe_ring_break(pe_ring *ring, uint64_t lane)
     bint pe_ring_hold(pe_ring *ring, pe_atomic *word, uint64_t sequence)
     void pe_ring_drop_holds(pe_ring *ring)
@@ -411,13 +411,16 @@ cdef class RingCore:
                 return False
         return True
 
-    def reserve_ahead(self):
-        cdef bint more
+    def reserve_ahead(self, uint64_t ahead):
+        """True: one more slot has memory. False: enough have it for now. None: nothing to do."""
+        cdef pe_status status
         if self._dead or not self._open:
-            return False
+            return None
         with nogil:
-            more = pe_ring_reserve_ahead(&self._ring)
-        return more
+            status = pe_ring_reserve_ahead(&self._ring, ahead)
+        if status == PE_OK:
+            return True
+        return None if status == PE_EMPTY or status == PE_NO_MEMORY else False
 
     def break_lane(self, uint64_t lane):
         cdef pe_status status

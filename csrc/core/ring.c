@@ -196,13 +196,16 @@ static uint64_t take_free(struct pe_ring *ring, int64_t at) {
   return slot;
 }
 
-bool pe_ring_reserve_ahead(struct pe_ring *ring) {
-  if (pe_ring_lock(ring) != PE_OK) return false;
-  const bool wanted = choose_free(ring, true) < 0;
-  const int64_t at = wanted ? choose_free(ring, false) : -1;
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead) {
+  uint64_t reserved = 0;
+  bool all = true;
+  if (pe_ring_lock(ring) != PE_OK) return PE_BUSY;
+  for (uint64_t i = 0; i < ring->free_count; i++) reserved += ring->is_reserved[ring->free_slots[i]];
+  for (uint64_t slot = 0; slot < ring->control->slot_count; slot++) all &= ring->is_reserved[slot];
+  const int64_t at = reserved < ahead ? choose_free(ring, false) : -1;
   const uint64_t slot = at < 0 ? 0 : take_free(ring, at);
   pe_ring_unlock(ring);
-  if (at < 0) return false;
+  if (at < 0) return all ? PE_EMPTY : PE_NO_SLOT;
 
   const int error = reserve_slot(ring, slot);
 #ifdef MADV_POPULATE_WRITE
@@ -210,11 +213,11 @@ bool pe_ring_reserve_ahead(struct pe_ring *ring) {
     (void)madvise(ring->base + pe_control_slot_offset(ring->control, slot),
                   ring->control->slot_bytes, MADV_POPULATE_WRITE);
 #endif
-  if (pe_ring_lock(ring) != PE_OK) return false; /* cannot happen: this thread holds nothing */
+  if (pe_ring_lock(ring) != PE_OK) return PE_BUSY; /* cannot be: this thread holds nothing */
   ring->is_reserved[slot] = error == 0;
   ring->free_slots[ring->free_count++] = slot;
   pe_ring_unlock(ring);
-  return error == 0;
+  return error == 0 ? PE_OK : PE_NO_MEMORY;
 }
 
 enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,

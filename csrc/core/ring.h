@@ -113,8 +113,9 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               const struct pe_source *mutables, const uint8_t *mask,
                               uint64_t *done, struct pe_fault *fault);
 
-/* Give one more slot memory, off the append path; false where none is wanted or none can be had. */
-bool pe_ring_reserve_ahead(struct pe_ring *ring);
+/* Give one more free slot memory unless `ahead` have it, off the append path. PE_OK: one was given,
+ * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
 
 /* Mark the end of a sequence: the lane's next row does not continue the last. */
 void pe_ring_break(struct pe_ring *ring, uint64_t lane);
