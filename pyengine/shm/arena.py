@@ -88,7 +88,7 @@ class Arena:
         return self._check()
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return writable bytes [offset, offset + length); ValueError where they leave the arena."""
+        """Return writable bytes [offset, offset + length); ValueError where they leave it."""
         mapping = self._check()
         if offset < 0 or length < 0 or offset + length > self.size_bytes:
             raise ValueError(
@@ -202,9 +202,7 @@ def _shm_free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _no_room(
-    label: str, needed_bytes: int, *, is_memfd: bool, cause: OSError
-) -> SharedMemoryError:
+def _no_room(label: str, needed_bytes: int, *, is_memfd: bool, cause: OSError) -> SharedMemoryError:
     free_bytes = headroom(with_shm=not is_memfd)
     return SharedMemoryError(
         f"{label}: {needed_bytes} bytes of shared memory are needed, {free_bytes} are free "

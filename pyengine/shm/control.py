@@ -206,9 +206,7 @@ class EngineControl:
         self.entries = tuple(Entry(arena, index) for index in range(ENTRY_COUNT))
 
     @classmethod
-    def create(
-        cls, arena: Arena, *, generation: int, run_id: str, line: int = 0
-    ) -> EngineControl:
+    def create(cls, arena: Arena, *, generation: int, run_id: str, line: int = 0) -> EngineControl:
         """Write a fresh control block into a zeroed arena and return its view."""
         arena.reserve(0, CONTROL_BYTES)
         _HEADER.pack_into(
