@@ -110,7 +110,7 @@ class SnapshotDescriptor:
             version = record.pop("version")
             if version != _VERSION:
                 raise ValueError(f"version {version}")
-            lists = {
+            lists: dict[str, Any] = {
                 "components": tuple(_component(item) for item in record.pop("components")),
                 "files": tuple(_file(item) for item in record.pop("files")),
                 "rings": tuple(_ring(item) for item in record.pop("rings")),
