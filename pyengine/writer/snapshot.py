@@ -99,9 +99,7 @@ class SnapshotJob:
 
     def _attempt(self, attempt: int) -> Iterator[None]:
         session, descriptor = self._session, self._descriptor
-        directory = make_staging_directory(
-            session.run_dir, session.generation, self.name, attempt
-        )
+        directory = make_staging_directory(session.run_dir, session.generation, self.name, attempt)
         files = SnapshotFiles(session, self._segments, self._workers, descriptor, directory)
         try:
             for _ in files.steps(session.stagings[self._entry.index].arena):
@@ -152,17 +150,14 @@ class SnapshotJob:
         self._entry.move_snapshot(
             self._descriptor.sequence, SnapshotState.COMMITTING, SnapshotState.COMMITTED
         )
-        self._entry.move_staging(
-            self._descriptor.sequence, StagingState.WRITING, StagingState.FREE
-        )
+        self._entry.move_staging(self._descriptor.sequence, StagingState.WRITING, StagingState.FREE)
         self.committed = info
         logger.info("snapshot %s is committed", info.name)
         session.tell("committed", sequence=self._descriptor.sequence, name=info.name)
 
     def _is_committed_already(self) -> bool:
         """A predecessor died while committing: done where its manifest is there, else again."""
-        sequence, state = self._entry.snapshot
-        if state != SnapshotState.COMMITTING:
+        if self._entry.snapshot[1] != SnapshotState.COMMITTING:
             return False
         info = find_committed(self._session.run_dir, self.name)
         if info is None:
@@ -235,4 +230,3 @@ def _with_files(component: ComponentRecord, files: SnapshotFiles) -> ComponentRe
         return component
     size_bytes = sum(files.records[path].size_bytes for path in paths)
     return replace(component, files=tuple(paths), bytes=size_bytes)
-

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pyengine._native import hashing
-from pyengine._native.control import FileRecordTuple
+from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
