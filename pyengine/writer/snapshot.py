@@ -10,18 +10,24 @@ shared memory, in a new directory; then the snapshot is FAILED and says why.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pyengine import errors
-from pyengine.catalog.commit import find_committed, make_staging_directory, publish_snapshot
+from pyengine.catalog.commit import (
+    empty_trash,
+    find_committed,
+    make_staging_directory,
+    publish_snapshot,
+)
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.errors import NoSpaceError, PyengineError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
-from pyengine.format.names import snapshot_name
+from pyengine.format.names import is_trash, snapshot_name
 from pyengine.fs import durable
 from pyengine.shm.control import Entry, Outcome
 from pyengine.shm.states import SnapshotState, StagingState
@@ -108,11 +114,18 @@ class SnapshotJob:
             self._publish(directory, files)
         except BaseException:
             files.abandon()
-            with contextlib.suppress(OSError):
-                durable.remove_tree(directory)
+            self._remove(directory)
             raise
         finally:
             files.release()
+
+    def _remove(self, directory: str) -> None:
+        """Delete what a failed attempt left: its directory, or what the commit made of it."""
+        with contextlib.suppress(OSError):
+            durable.remove_tree(directory)
+            snapshots = os.path.dirname(directory)
+            trash = [entry for entry in os.listdir(snapshots) if is_trash(entry)]
+            empty_trash([os.path.join(snapshots, entry) for entry in trash])
 
     def _publish(self, directory: str, files: SnapshotFiles) -> None:
         session = self._session

@@ -192,7 +192,8 @@ class TrainerSide:
         ring = Ring(name, capacity, lanes)
         ring.control.line = self.line.id
         self.rings[name] = ring
-        self._send_ring(ring)
+        with contextlib.suppress(ClosedError):  # without a writer the next one is given it
+            self._send_ring(ring)
         return ring
 
     # --- snapshots ------------------------------------------------------------------------
@@ -254,12 +255,13 @@ class TrainerSide:
         return message
 
     def wait_for(self, kind: str) -> Message:
-        """Wait for the next message of a kind."""
+        """Wait for the first message of a kind; it may have arrived before."""
         deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline:
-            message = self.receive()
-            if message is not None and message["kind"] == kind:
-                return message
+            for message in self.messages:
+                if message["kind"] == kind:
+                    return message
+            self.receive()
         raise AssertionError(f"no message {kind!r}; log:\n{self.log()}")
 
     def wait_until(self, condition: Any) -> None:
