@@ -166,8 +166,10 @@ class Loop:
             self._queue.fail_unreadable()
         if not self._queue.is_idle or not self._segments.is_idle:
             return False
+        if self._ending != Ending.CLOSE and not self._has_lingered():
+            return False
         if self._ending == Ending.TERMINATE:
-            return self._has_lingered()
+            return True
         if self._drain is None:
             self._drain = drain_steps(self._session, self._workers)
         if next(self._drain, self) is not self:
@@ -180,17 +182,15 @@ class Loop:
         return True
 
     def _has_lingered(self) -> bool:
-        """Nothing is left: see for a moment whether the trainer was meant to die as well."""
-        if self._is_linger_over:
-            return True
-        self._is_linger_over = True
-        self._deadline = time.monotonic() + config.TERMINATE_LINGER_SECONDS
-        while not self._trainer.is_dead():
-            remaining = self._deadline - time.monotonic()
-            if remaining <= 0:
-                return True
-            self._trainer.wait(remaining)
-        return False
+        """Nothing is left: see for a moment whether the trainer is dying. False: look again.
+
+        A signal to the whole group reaches the writer first, and a dying process loses its sockets
+        before its pidfd tells of its end.
+        """
+        if not self._is_trainer_dead and not self._is_linger_over:
+            self._is_linger_over = True
+            return not self._trainer.wait(config.TERMINATE_LINGER_SECONDS)
+        return True
 
     def _idle_steps(self) -> None:
         if not self._queue.is_idle or not self._segments.is_idle:
