@@ -31,8 +31,20 @@ CLOSE_WAIT_SECONDS = 120.0
 WRITER_START_SECONDS = 30.0
 """How long the trainer waits for a writer process to say hello."""
 
+TERMINATE_GRACE_SECONDS = 30.0
+"""How long a writer that got SIGTERM may take to finish what is staged and sealed."""
+
+TERMINATE_LINGER_SECONDS = 1.0
+"""How long a writer that may end then waits to see whether its trainer is dying as well."""
+
 WRITER_NICE = 5
 """Niceness of the writer; at 19, two busy threads leave it 0.16 GB/s of hashing."""
+
+
+def process_rank() -> int:
+    """Return this process's rank in a distributed job as torchrun sets it (RANK), else 0."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def fault_plan() -> str | None:
