@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ from pyengine.config import PAGE_BYTES
 from pyengine.errors import CaptureError, ClosedError
 from pyengine.format.descriptor import FilePlan, SlotRange
 from pyengine.format.manifest import ComponentRecord
+
+_SORT = attrgetter("shape", "dtype")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +117,7 @@ class StagingLayout:
 
     def _layout(self, part: TensorPart) -> FileLayout:
         """Return the layout known for a file if it still fits, else a new one."""
-        sorts = [(value.shape, value.dtype) for value in part.values]
+        sorts = list(map(_SORT, part.values))
         known = self._known.get(part.path)
         if (
             known is not None
