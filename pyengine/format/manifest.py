@@ -11,6 +11,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Literal, cast
 
 import xxhash
@@ -236,6 +237,12 @@ def _metrics(fields: Fields) -> dict[str, float]:
         except OverflowError:
             fields.refuse(f"metrics.{name}", "a number", value)
     return metrics
+
+
+def utc_timestamp() -> str:
+    """Return the time now as manifests write it: ISO 8601, UTC, milliseconds."""
+    now = datetime.now(timezone.utc)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def check_notes(notes: dict[str, Any]) -> None:

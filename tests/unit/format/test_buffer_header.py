@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -86,7 +87,7 @@ def test_only_exact_partitions_pass(data):
     total = data.draw(st.integers(0, 40))
     tail = data.draw(st.integers(max(0, total - 16), total))
     cuts = sorted({tail, total, *data.draw(st.lists(st.integers(tail, total), max_size=5))})
-    runs = list(zip(cuts, cuts[1:], strict=False))
+    runs = list(itertools.pairwise(cuts))
     extents = [[0, a, b - a, "f.seg", 0] for a, b in runs]
     lane = {"head": total % 16, "tail": tail, "total_count": total, "break_pending": False}
     base = {"capacity": 16, "num_lanes": 1, "lanes": [lane], "dropped": []}
