@@ -23,8 +23,8 @@ import msgpack
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
 from pyengine.errors import DamageError, FormatVersionError
+from pyengine.format.names import META
 
-META_FILE = "meta.json"
 STATE_VERSION = 1
 """Version of the structures in msgpack files, metadata and meta.json."""
 
@@ -41,7 +41,7 @@ _FOLDERS = {
 }
 KINDS = frozenset(_FOLDERS)
 _IN_METADATA = frozenset({"module", "tensor"})
-_IN_META_FILE = frozenset({"counters", "scheduler", "scaler"})
+_IN_META = frozenset({"counters", "scheduler", "scaler"})
 FIXED_KINDS = frozenset({"module", "tensor", "optimizer", "rng"})
 """Kinds whose tensors keep their shapes from one snapshot to the next."""
 
@@ -72,8 +72,8 @@ def tensor_path(name: str, kind: str) -> str:
 
 def structure_path(name: str, kind: str) -> str:
     """Return the relative path of the file that holds a component's structure."""
-    if kind in _IN_META_FILE:
-        return META_FILE
+    if kind in _IN_META:
+        return META
     return tensor_path(name, kind) if kind in _IN_METADATA else f"{_FOLDERS[kind]}/{name}.msgpack"
 
 
@@ -113,7 +113,7 @@ def is_in_metadata(kind: str) -> bool:
 
 def is_in_meta_file(kind: str) -> bool:
     """Return whether the structure of this kind goes into meta.json."""
-    return kind in _IN_META_FILE
+    return kind in _IN_META
 
 
 def read_parts(
@@ -147,7 +147,7 @@ def read_parts(
 def _envelope(
     files: Mapping[str, Any], path: str, name: str, kind: str, tensors: TensorFile | None
 ) -> Any:
-    if kind in _IN_META_FILE:
+    if kind in _IN_META:
         return json.loads(bytes(files[path]))["state"][name]
     if kind in _IN_METADATA:
         assert tensors is not None
