@@ -14,7 +14,8 @@ A .safetensors file beside a structure exists only where the structure refers to
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ import msgpack
 
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
-from pyengine.errors import DamageError, FormatVersionError
+from pyengine.errors import DamageError, FormatVersionError, PyengineError
 from pyengine.format.names import META
 
 STATE_VERSION = 1
@@ -142,6 +143,17 @@ def read_parts(
     if found.get("kind") != kind:
         raise DamageError(f"{path}: holds a {found.get('kind')!r}, no {kind!r}", path=path)
     return structure, tensors, path
+
+
+@contextmanager
+def damage_in(path: str) -> Iterator[None]:
+    """Turn the errors of a structure that is not what it should be into a DamageError."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        if isinstance(error, PyengineError):
+            raise
+        raise DamageError(f"{path}: malformed structure: {error!r}", path=path) from None
 
 
 def _envelope(

@@ -54,7 +54,9 @@ class Odd(nn.Module):
         self.register_buffer("eighth", torch.randn(3).to(torch.float8_e4m3fn))
         self.register_buffer("rare", torch.randn(3).to(torch.float8_e4m3fnuz))
         self.register_buffer("special", torch.tensor([float("nan"), float("inf"), -0.0]))
-        self.register_buffer("images", torch.randn(1, 3, 2, 2).to(memory_format=torch.channels_last))
+        self.register_buffer(
+            "images", torch.randn(1, 3, 2, 2).to(memory_format=torch.channels_last)
+        )
         self.register_buffer("absent", None)
 
 
