@@ -187,13 +187,16 @@ class StagingSlot:
                     sources.append(value)
                 else:
                     arrays.append((target, value))
-        if targets:
-            self._copier.copy(targets, sources)
-        for target, value in arrays:
-            np.copyto(target, value, casting="no")
-        for offset, data in plan.blobs:
-            self._memory[offset : offset + len(data)] = data
-        self._copier.finish()
+        try:
+            if targets:
+                self._copier.copy(targets, sources)
+            for target, value in arrays:
+                np.copyto(target, value, casting="no")
+            for offset, data in plan.blobs:
+                self._memory[offset : offset + len(data)] = data
+        finally:
+            # Also after an error: the slot may serve again at once.
+            self._copier.finish()
 
     def close(self) -> None:
         """Let go of all views and registrations; afterwards the memory may be unmapped."""

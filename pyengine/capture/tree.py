@@ -228,7 +228,9 @@ class Encoder:
 def tensor_node(component: str, value: torch.Tensor, path: str) -> dict[str, Node]:
     """Return the node of a tensor, still without its entry; CaptureError where it has no bytes."""
     what = None
-    if type(value) not in _LEAF_TENSORS:
+    if torch.nn.parameter.is_lazy(value):
+        what = "it has no shape yet: run one forward pass first"
+    elif type(value) not in _LEAF_TENSORS:
         what = f"a tensor of type {type_name(value)} cannot be saved"
     elif value.layout is not torch.strided:
         what = f"a tensor of layout {value.layout} cannot be saved"
