@@ -26,7 +26,7 @@ def is_consistent(live: torch.Tensor, saved: torch.Tensor) -> bool:
     if not has_overlap(live):
         return True
     span, index = _span(live)
-    trial = torch.zeros(span.shape, dtype=saved.dtype)
+    trial = torch.zeros(span.shape, dtype=saved.dtype, device="cpu")
     flat = index.reshape(-1).cpu()
     trial[flat] = saved.reshape(-1)
     return same_bits(trial[flat].reshape(saved.shape), saved)

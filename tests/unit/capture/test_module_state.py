@@ -172,6 +172,20 @@ def test_lazy_parameters_are_refused_by_name(snapshot):
         snapshot(net=nn.LazyLinear(3))
 
 
+def test_subclass_of_parameter_comes_back(snapshot):
+    class Scaled(nn.Parameter):
+        pass
+
+    module = nn.Linear(2, 2)
+    module.weight = Scaled(torch.randn(2, 2))
+    expected = state_of(module)
+    taken = snapshot(net=module)
+    scramble(module)
+    taken.restore({"net": module})
+    assert type(module.weight) is Scaled
+    assert_state(module, expected)
+
+
 def test_wrappers_are_taken_off(snapshot):
     plain = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     compiled = torch.compile(copy.deepcopy(plain))
