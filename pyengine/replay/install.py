@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from pyengine._native.control import FileRecordTuple
 from pyengine._native.hashing import verify_image, xxh3_64
 from pyengine._native.mapping import Mapping as MemoryMapping
 from pyengine.errors import DamageError, StateMismatchError, TruncatedFileError
@@ -24,6 +23,9 @@ from pyengine.format.segment import (
 )
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.storage import Storage
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 @dataclass(frozen=True, slots=True)
