@@ -1,0 +1,202 @@
+"""Every file and directory name of a run directory, in one place.
+
+    RUN/latest  run.json  lock  generations/0001  generations/0001.log  lines/<line>.json
+        segments/<ring>/<pool name>  segments/<ring>/<part name>
+        snapshots/<snapshot name>/manifest.json ...
+        quarantine/  recovery/
+    .tmp-g0002-...    being made by generation 2; the janitor of a later one removes it
+    .trash-g0002-...  given up; whoever sees it may delete it
+
+Numbers are padded for the eye only: they grow past the padding, and each name parses back to
+exactly the text it came from, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MANIFEST = "manifest.json"
+META = "meta.json"
+LATEST = "latest"
+RUN_JSON = "run.json"
+LOCK = "lock"
+GENERATIONS = "generations"
+LINES = "lines"
+SEGMENTS = "segments"
+SNAPSHOTS = "snapshots"
+QUARANTINE = "quarantine"
+RECOVERY = "recovery"
+BUFFER = "buffer"
+BUFFER_HEADER = "buffer_header.json"
+TMP_PREFIX = ".tmp-"
+TRASH_PREFIX = ".trash-"
+
+OWNER_BYTE = 0
+"""Byte of `generations/<g>` that the trainer of the generation holds."""
+
+WRITER_BYTE = 1
+"""Byte of `generations/<g>` that the writer of the generation holds."""
+
+_NUMBER_MAX = 2**63 - 1
+_SNAPSHOT = re.compile(r"step-(\d{8,19})\.g(\d{4,19})\.s(\d{4,19})", re.ASCII)
+_POOL = re.compile(r"([0-9a-f]{16})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(\d{1,19})\.seg", re.ASCII)
+_PART = re.compile(r"([0-9a-f]{16})-part-(\d{1,19})\.seg", re.ASCII)
+_GENERATION = re.compile(r"(\d{4,19})", re.ASCII)
+_TEMPORARY = re.compile(r"\.(?:tmp|trash)-g(\d{4,19})-.+", re.ASCII | re.DOTALL)
+_LINE_FILE = re.compile(r"([0-9a-f]{16})\.json", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotName:
+    """Name of a snapshot directory. Ordered by (generation, sequence); the step orders nothing."""
+
+    generation: int
+    sequence: int
+    step: int
+
+    @property
+    def text(self) -> str:
+        """The directory name, `step-00002345.g0002.s0017`."""
+        return f"step-{self.step:08d}.g{self.generation:04d}.s{self.sequence:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolName:
+    """Name of a segment file in the pool; `sequence` makes it unique for ever."""
+
+    line: int
+    lane: int
+    first_row: int
+    row_count: int
+    sequence: int
+
+    @property
+    def text(self) -> str:
+        """The file name, `<line>-<lane>-<first row>-<count>-<sequence>.seg`."""
+        return f"{self.line:016x}-{self.lane}-{self.first_row}-{self.row_count}-{self.sequence}.seg"
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """Name of a part file in the pool: the open rows of all lanes at one cut."""
+
+    line: int
+    sequence: int
+
+    @property
+    def text(self) -> str:
+        """The file name, `<line>-part-<sequence>.seg`."""
+        return f"{self.line:016x}-part-{self.sequence}.seg"
+
+
+def snapshot_name(step: int, generation: int, sequence: int) -> str:
+    """Return the name of a snapshot directory."""
+    return SnapshotName(generation=generation, sequence=sequence, step=step).text
+
+
+def parse_snapshot_name(text: str) -> SnapshotName | None:
+    """Read a snapshot directory name; None where it is not one."""
+    numbers = _numbers(_SNAPSHOT.fullmatch(text))
+    if numbers is None:
+        return None
+    step, generation, sequence = numbers
+    name = SnapshotName(generation=generation, sequence=sequence, step=step)
+    return name if name.text == text else None
+
+
+def parse_pool_name(text: str) -> PoolName | None:
+    """Read the name of a segment file in the pool; None where it is not one."""
+    match = _POOL.fullmatch(text)
+    numbers = _numbers(match, first=2)
+    if match is None or numbers is None:
+        return None
+    name = PoolName(int(match[1], 16), *numbers)
+    return name if name.text == text else None
+
+
+def parse_part_name(text: str) -> PartName | None:
+    """Read the name of a part file in the pool; None where it is not one."""
+    match = _PART.fullmatch(text)
+    numbers = _numbers(match, first=2)
+    if match is None or numbers is None:
+        return None
+    name = PartName(int(match[1], 16), *numbers)
+    return name if name.text == text else None
+
+
+def segment_link_name(pool_text: str) -> str:
+    """Return the name that a pool file's hard link has inside a snapshot."""
+    return f"segment-{pool_text}"
+
+
+def line_text(line: int) -> str:
+    """Return a line id as it is written everywhere: 16 hexadecimal digits."""
+    return f"{line:016x}"
+
+
+def line_file_name(line: int) -> str:
+    """Return the name of a line's record in `lines/`."""
+    return f"{line_text(line)}.json"
+
+
+def parse_line_file_name(text: str) -> int | None:
+    """Read the name of a line's record; None where it is not one."""
+    match = _LINE_FILE.fullmatch(text)
+    return int(match[1], 16) if match else None
+
+
+def generation_name(generation: int) -> str:
+    """Return the name of a claim's file in `generations/`."""
+    return f"{generation:04d}"
+
+
+def generation_log_name(generation: int) -> str:
+    """Return the name of the log of a claim's writer in `generations/`."""
+    return f"{generation:04d}.log"
+
+
+def parse_generation_name(text: str) -> int | None:
+    """Read the name of a claim's file; None where it is not one (a log, for instance)."""
+    numbers = _numbers(_GENERATION.fullmatch(text))
+    return numbers[0] if numbers and generation_name(numbers[0]) == text else None
+
+
+def temporary_name(generation: int, text: str) -> str:
+    """Return the name of something that generation `generation` is still making."""
+    return f"{TMP_PREFIX}g{generation:04d}-{text}"
+
+
+def trash_name(generation: int, text: str) -> str:
+    """Return the name of something that generation `generation` has given up."""
+    return f"{TRASH_PREFIX}g{generation:04d}-{text}"
+
+
+def is_temporary(text: str) -> bool:
+    """Return whether a name is that of a temporary."""
+    return text.startswith(TMP_PREFIX)
+
+
+def is_trash(text: str) -> bool:
+    """Return whether a name is that of trash."""
+    return text.startswith(TRASH_PREFIX)
+
+
+def parse_temporary_generation(text: str) -> int | None:
+    """Return the generation that a temporary or trash name tells of, or None."""
+    numbers = _numbers(_TEMPORARY.fullmatch(text))
+    return numbers[0] if numbers else None
+
+
+def is_component_name(text: str) -> bool:
+    """Return whether a tracked name can be part of a file name: 1 to 100 bytes, no separators."""
+    if not 1 <= len(text.encode("utf-8", "surrogatepass")) <= 100:
+        return False
+    return text[0] != "." and "/" not in text and "\\" not in text and text.isprintable()
+
+
+def _numbers(match: re.Match[str] | None, first: int = 1) -> list[int] | None:
+    if match is None:
+        return None
+    numbers = [int(text) for text in match.groups()[first - 1 :]]
+    return numbers if all(number <= _NUMBER_MAX for number in numbers) else None

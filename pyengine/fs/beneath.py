@@ -1,0 +1,75 @@
+"""Opening files that a directory claims to hold, without ever leaving it.
+
+Each component is opened with O_NOFOLLOW relative to the one before, so that neither `..` nor a
+symbolic link planted in a copied directory leads the reader elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from pyengine.errors import DamageError
+from pyengine.fs import door
+
+
+def open_beneath(directory: str, relative: str) -> int:
+    """Open a regular file below `directory` for reading and return its descriptor.
+
+    `relative` is a POSIX path of plain names. Raises DamageError where it leaves the directory,
+    meets a symbolic link or is no regular file; FileNotFoundError and other OSErrors as they are.
+    """
+    parts = relative.split("/")
+    shown = os.path.join(directory, relative)
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise DamageError(f"{shown}: the path leaves {directory}", path=shown)
+    current = door.active.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            deeper = _open_at(current, part, os.O_RDONLY | os.O_DIRECTORY, shown)
+            door.active.close(current)
+            current = deeper
+        # O_NONBLOCK: a FIFO in place of the file must not make the reader wait.
+        fd = _open_at(current, parts[-1], os.O_RDONLY | os.O_NONBLOCK, shown)
+    finally:
+        door.active.close(current)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        door.active.close(fd)
+        raise DamageError(f"{shown} is not a regular file", path=shown)
+    return fd
+
+
+def _open_at(dir_fd: int, name: str, flags: int, shown: str) -> int:
+    try:
+        return door.active.open(name, flags | os.O_NOFOLLOW, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise DamageError(
+                f"{shown}: {name} is a symbolic link or no directory", path=shown
+            ) from error
+        raise OSError(error.errno, os.strerror(error.errno or 0), shown) from error
+
+
+def read_beneath(directory: str, relative: str, *, limit_bytes: int) -> bytes:
+    """Read a whole regular file below `directory`.
+
+    Raises DamageError where it is larger than `limit_bytes`, and as `open_beneath` does.
+    """
+    shown = os.path.join(directory, relative)
+    fd = open_beneath(directory, relative)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        if size_bytes > limit_bytes:
+            raise DamageError(
+                f"{shown}: {size_bytes} bytes are more than the {limit_bytes} such a file may have",
+                path=shown,
+                expected=limit_bytes,
+                got=size_bytes,
+            )
+        parts = []
+        while data := door.active.read(fd, 1 << 20):
+            parts.append(data)
+        return b"".join(parts)
+    finally:
+        door.active.close(fd)

@@ -1,0 +1,124 @@
+"""Open-file-description locks on single bytes of a file.
+
+Life is proved by such a lock: the kernel frees it when the last descriptor goes, SIGKILL included.
+Record locks would be lost when any other code in the process opens and closes the file, flock
+would be kept by forked children. These are held by our own descriptor alone, and a forked child
+closes its copy (pyengine.fs.forking), so that it cannot outlive its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+
+from pyengine.fs import door, forking
+
+_FLOCK = struct.Struct("hhqqi4x")
+_POLL_SECONDS = 0.01
+_BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+def _request(fd: int, command: int, kind: int, byte: int) -> int:
+    """Run one lock command on one byte; return the kind of lock the kernel answered with."""
+    answer = fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    return int(_FLOCK.unpack(answer)[0])
+
+
+class OfdLock:
+    """A held lock on one byte of a file; a context manager that releases it.
+
+    Made by `try_acquire` or `acquire`. Belongs to the process that made it: in a forked child the
+    descriptor is closed and `release` does nothing. Threads may share it.
+    """
+
+    def __init__(self, fd: int, path: str, byte: int) -> None:
+        self.path = path
+        self.byte = byte
+        self._fd = fd
+        self._pid = os.getpid()
+        forking.register_for_child(self)
+
+    @classmethod
+    def try_acquire(cls, path: str, byte: int = 0, *, shared: bool = False) -> OfdLock | None:
+        """Take the lock at once, or return None while somebody else has it.
+
+        The file must exist. An exclusive lock needs write permission; a shared one only reads.
+        Raises OSError where the file cannot be opened (FileNotFoundError: also when it was
+        replaced while the lock was being taken).
+        """
+        fd = door.active.open(path, os.O_RDONLY if shared else os.O_RDWR)
+        try:
+            _request(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
+            if not os.path.samestat(os.fstat(fd), os.stat(path)):
+                raise FileNotFoundError(errno.ENOENT, "replaced while it was locked", path)
+        except BaseException as error:
+            door.active.close(fd)
+            if isinstance(error, OSError) and error.errno in _BUSY:
+                return None
+            raise
+        return cls(fd, path, byte)
+
+    @classmethod
+    def acquire(cls, path: str, byte: int = 0, *, timeout: float | None = None) -> OfdLock:
+        """Wait for the exclusive lock; TimeoutError after `timeout` seconds (None: for ever).
+
+        Polls, because the kernel's waiting call knows no time limit; signals are served meanwhile.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            lock = cls.try_acquire(path, byte)
+            if lock is not None:
+                return lock
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{path}: byte {byte} is still locked after {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object still holds the lock."""
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Let the lock go. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if self._pid == os.getpid():
+            # Unlock before closing: a child between fork and exec still has the description.
+            with contextlib.suppress(OSError):
+                _request(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self.byte)
+        door.active.close(fd)
+
+    def _after_fork_in_child(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> OfdLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.release()
+
+
+def is_locked(path: str, byte: int = 0) -> bool:
+    """Return whether anybody, this process included, holds a lock on the byte. Takes nothing.
+
+    False where the file does not exist.
+    """
+    try:
+        fd = door.active.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return _request(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte) != fcntl.F_UNLCK
+    finally:
+        door.active.close(fd)
