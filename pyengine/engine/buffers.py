@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyengine.config import PAGE_BYTES
+from pyengine.engine.critical import run_whole
 from pyengine.shm.arena import Arena
 from pyengine.shm.control import EngineControl, Entry
 from pyengine.shm.states import StagingState
@@ -66,16 +67,15 @@ class StagingBuffers:
         # Head room, so that entries of changing size do not make a new arena each time.
         size = required_bytes + required_bytes // 16 + _GRAIN_BYTES
         arena = _reserved(-(-size // PAGE_BYTES) * PAGE_BYTES, f"staging-{slot.entry.index}")
-        try:
-            self._on_arena(slot.entry.index, slot.version + 1, arena)
-        except BaseException:
-            arena.close()
-            raise
+        run_whole(lambda: self._replace(slot, arena))
+        return arena
+
+    def _replace(self, slot: StagingSlot, arena: Arena) -> None:
         former, slot.arena = slot.arena, arena
         slot.version += 1
+        self._on_arena(slot.entry.index, slot.version, arena)
         if former is not None:
             former.close()
-        return arena
 
     def close(self) -> None:
         """Let go of both arenas. Idempotent; the writer keeps its own hold while it needs one."""

@@ -7,9 +7,12 @@ always ends, nothing is left half done, and a handler meets no lock that its own
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -66,3 +69,29 @@ def run_whole(function: Callable[[], T]) -> T:
     if interrupt is not None:
         raise interrupt
     return task.result()
+
+
+def is_in_signal_handler() -> bool:
+    """Return whether a Python signal handler is running in this thread, further up the stack."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    handlers.discard(None)
+    handlers.discard(_code_of(signal.default_int_handler))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in handlers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a handler that is a function, method, partial or callable object."""
+    while hasattr(handler, "func"):
+        handler = handler.func
+    handler = getattr(handler, "__func__", handler)
+    if not hasattr(handler, "__code__"):
+        handler = getattr(type(handler), "__call__", None)
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None

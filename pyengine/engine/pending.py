@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyengine import errors
+from pyengine.engine.critical import is_in_signal_handler
 from pyengine.shm.states import SnapshotState
 
 if TYPE_CHECKING:
@@ -26,26 +27,27 @@ class Watch(Protocol):
 class PendingSnapshot:
     """A snapshot on its way to disk; made by `tick` and `snapshot`. Any thread may wait for it.
 
-    `step`, `sequence` and `name` say which one it is. It stays readable after the engine was
-    closed.
+    `step`, `sequence` and `name` say which one it is. Asked for in a signal handler it is a wish
+    at first (state NONE, no name), which the next tick fulfils. It stays readable after the engine
+    was closed.
     """
 
-    def __init__(self, watch: Watch, entry: Entry, *, step: int, sequence: int, name: str) -> None:
-        self.step = step
-        self.sequence = sequence
-        self.name = name
+    def __init__(self, watch: Watch) -> None:
+        self.step = -1
+        self.sequence = 0
+        self.name = ""
         self.stall_seconds = 0.0
         """How long the capture held the training loop."""
         self._watch = watch
-        self._entry: Entry | None = entry
-        self._state = SnapshotState.PENDING
+        self._entry: Entry | None = None
+        self._state = SnapshotState.NONE
         self._error: errors.PyengineError | None = None
         self._outcome: Outcome | None = None
         self._info: SnapshotInfo | None = None
         self._is_told = False
 
     def __repr__(self) -> str:
-        return f"PendingSnapshot({self.name}, {self.state.name.lower()})"
+        return f"PendingSnapshot({self.name or 'wished'}, {self.state.name.lower()})"
 
     @property
     def state(self) -> SnapshotState:
@@ -78,9 +80,13 @@ class PendingSnapshot:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_done:
+            if self._state == SnapshotState.NONE and is_in_signal_handler():
+                raise errors.SnapshotError("the snapshot is taken at the next tick, not in here")
+            if self._entry is None and self._state != SnapshotState.NONE:
+                raise errors.ClosedError(f"the engine closed while {self.name} was pending")
             remaining = 1.0 if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"snapshot {self.name} is still pending after {timeout} s")
+                raise TimeoutError(f"snapshot {self.name or '(wished)'} is still pending after {timeout} s")
             self._watch.wait(min(1.0, remaining))
         self._is_told = True
         if self._error is not None:
@@ -109,6 +115,17 @@ class PendingSnapshot:
         self._state = state
         if state.is_terminal:
             self._entry = None
+
+    def bind(self, entry: Entry, *, step: int, sequence: int, name: str) -> None:
+        """Turn a wish into a snapshot that is about to be published."""
+        self.step, self.sequence, self.name = step, sequence, name
+        self._state = SnapshotState.PENDING
+        self._entry = entry
+
+    def detach(self) -> None:
+        """Let go of the control block, which is about to go away; keep what is known."""
+        self.settle()
+        self._entry = None
 
     def take_error(self) -> errors.PyengineError | None:
         """Return the error the first time it is asked for, unless `wait` has raised it before."""
