@@ -34,9 +34,7 @@ class StagingBuffers:
     `on_arena(index, version, arena)` is called for each arena before anything is staged in it.
     """
 
-    def __init__(
-        self, control: EngineControl, on_arena: Callable[[int, int, Arena], None]
-    ) -> None:
+    def __init__(self, control: EngineControl, on_arena: Callable[[int, int, Arena], None]) -> None:
         self._slots = tuple(StagingSlot(entry) for entry in control.entries)
         self._on_arena = on_arena
 

@@ -92,6 +92,6 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = handler.func
     handler = getattr(handler, "__func__", handler)
     if not hasattr(handler, "__code__"):
-        handler = getattr(type(handler), "__call__", None)
+        handler = vars(type(handler)).get("__call__")
     code = getattr(handler, "__code__", None)
     return code if isinstance(code, CodeType) else None

@@ -62,9 +62,7 @@ class _RingPlan:
 class Cutter:
     """Takes the cuts of one engine; owns the views of its staging arenas, not the arenas."""
 
-    def __init__(
-        self, control: EngineControl, buffers: StagingBuffers, tracked: Tracked
-    ) -> None:
+    def __init__(self, control: EngineControl, buffers: StagingBuffers, tracked: Tracked) -> None:
         self._control = control
         self._buffers = buffers
         self._tracked = tracked
@@ -166,7 +164,8 @@ class Cutter:
         return plans, end
 
     def _mutable_plan(self, ring: _RingPlan) -> FilePlan:
-        assert ring.layout is not None and ring.mutable_file is not None
+        assert ring.layout is not None
+        assert ring.mutable_file is not None
         return FilePlan(ring.mutable_file, (SlotRange(ring.offset, ring.layout.size_bytes),))
 
     def _mutable_targets(self, ring: _RingPlan, arena: Arena) -> dict[str, Any]:
@@ -175,9 +174,7 @@ class Cutter:
         header = ring.layout.header
         arena.view(ring.offset, len(header))[:] = header
         targets: dict[str, Any] = {}
-        for (name, source), offset in zip(
-            ring.sources.items(), ring.layout.offsets, strict=True
-        ):
+        for (name, source), offset in zip(ring.sources.items(), ring.layout.offsets, strict=True):
             memory = arena.view(ring.offset + offset, source.nbytes)
             targets[name] = np.frombuffer(memory, source.dtype).reshape(source.shape)
         return targets

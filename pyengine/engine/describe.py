@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyengine
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 _LIBRARIES = ("numpy", "torch", "gymnasium", "stable_baselines3", "tianshou", "torchrl", "ray")
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the user says about a run: an id of the algorithm, and notes (plain JSON values)."""
+
+    algorithm: str | None
+    notes: dict[str, Any]
+
+
 def draft_of(
     session: Session,
     sequence: int,
     step: int,
     metrics: dict[str, float],
-    algorithm: str | None,
-    notes: dict[str, Any],
+    identity: Identity,
 ) -> SnapshotDescriptor:
     """Return the descriptor of a snapshot without its components, files and rings."""
     return SnapshotDescriptor(
@@ -34,10 +42,10 @@ def draft_of(
         global_step=step,
         created_at=utc_timestamp(),
         line=line_text(session.control.line),
-        algorithm=algorithm,
+        algorithm=identity.algorithm,
         versions=versions(),
         metrics=metrics,
-        notes=notes,
+        notes=identity.notes,
     )
 
 

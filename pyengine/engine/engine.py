@@ -10,32 +10,30 @@ import atexit
 import operator
 import os
 import threading
-import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine import config, errors
 from pyengine.catalog import scan
 from pyengine.engine.critical import is_in_signal_handler
-from pyengine.engine.cut import Cutter
-from pyengine.engine.describe import check_metrics, draft_of, meta_of
+from pyengine.engine.describe import Identity, check_metrics
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, restore_snapshot, start_fresh
 from pyengine.engine.session import Session
+from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
 from pyengine.format.manifest import check_notes
-from pyengine.format.names import snapshot_name
 from pyengine.fs.forking import register_for_child
 
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
-    from pyengine.engine.buffers import StagingSlot
 
 _EXIT_SECONDS = 30.0
 
@@ -82,13 +80,9 @@ class SnapshotEngine:
         _check_choice("on_error", on_error, ("raise", "warn"))
         if keep_last < 1:
             raise errors.ConfigError(f"keep_last={keep_last} must be at least 1")
-        self._notes = dict(notes or {})
-        check_notes(self._notes)
-        self._algorithm = algorithm
-        self._trigger = Trigger(
-            every_steps=every_steps, every_seconds=every_seconds, budget=budget
-        )
-        self._when_busy = when_busy
+        identity = Identity(algorithm, dict(notes or {}))
+        check_notes(identity.notes)
+        trigger = Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget)
         self._on_error = on_error
         self._strict = strict
         self._fresh = fresh
@@ -96,14 +90,19 @@ class SnapshotEngine:
         self._owner = RingOwner(self)
         self._lock = threading.Lock()
         self._inside: int | None = None
-        self._wish: PendingSnapshot | None = None
         self._is_poisoned = False
-        self._skipped_in_a_row = 0
         self._owner_pid = os.getpid()
         self._session: Session | None = None
         session = Session(os.fspath(run_dir), keep_last=keep_last, drain_wait=drain_wait)
         try:
-            self._cutter = Cutter(session.control, session.buffers, self._tracked)
+            self._taker = Taker(
+                session,
+                self._tracked,
+                trigger,
+                identity,
+                waits=when_busy == "wait",
+                raises=on_error == "raise",
+            )
             self._has_snapshots = bool(scan.committed_names(session.run_dir))
             register_for_child(self)
             self._exit_hook = _close_at_exit(self)
@@ -162,25 +161,11 @@ class SnapshotEngine:
         if self._inside == threading.get_ident():
             return None
         step = operator.index(step)
-        with self._lock:
-            self._inside = threading.get_ident()
-            try:
-                self._check_started(session)
-                self._raise_errors(session)
-                wish = self._wish
-                if not self._trigger.is_due(step) and wish is None:
-                    return None
-                wait = config.STAGING_WAIT_SECONDS if self._when_busy == "wait" else 0.0
-                pending = self._begin(session, step, {}, wait, wish)
-                if pending is None:
-                    self._skip(step)
-                return pending
-            finally:
-                self._inside = None
+        with self._turn():
+            self._check_started(session)
+            return self._taker.tick(step)
 
-    def snapshot(
-        self, step: int, metrics: Mapping[str, float] | None = None
-    ) -> PendingSnapshot:
+    def snapshot(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot:
         """Take a snapshot now, as the one of `step`; `metrics` go into its manifest.
 
         Waits up to 30 s for a staging slot, then raises SnapshotBusyError. Asked for in a signal
@@ -191,81 +176,10 @@ class SnapshotEngine:
         step = operator.index(step)
         checked = check_metrics(metrics or {})
         if self._inside == threading.get_ident() or is_in_signal_handler():
-            self._wish = self._wish or PendingSnapshot(session)
-            return self._wish
-        with self._lock:
-            self._inside = threading.get_ident()
-            try:
-                self._check_started(session)
-                self._raise_errors(session)
-                wait = config.STAGING_WAIT_SECONDS
-                pending = self._begin(session, step, checked, wait, self._wish)
-            finally:
-                self._inside = None
-        if pending is None:
-            raise errors.SnapshotBusyError(
-                f"both staging slots stayed in use for {wait:.0f} s: the writer (pid "
-                f"{session.link.pid}) is slower than the snapshots"
-            )
-        return pending
-
-    def _begin(
-        self,
-        session: Session,
-        step: int,
-        metrics: dict[str, float],
-        wait_seconds: float,
-        pending: PendingSnapshot | None,
-    ) -> PendingSnapshot | None:
-        """Take a snapshot into a free slot; None where none became free in time."""
-        sequence = session.next_sequence()
-        slot = self._claim_slot(session, sequence, wait_seconds)
-        if slot is None:
-            return None
-        started = time.perf_counter()
-        pending = pending or PendingSnapshot(session)
-        name = snapshot_name(step, session.claim.generation, sequence)
-
-        def published() -> None:
-            pending.bind(slot.entry, step=step, sequence=sequence, name=name)
-            session.add_pending(pending)
-            self._wish = None
-
-        try:
-            draft = draft_of(session, sequence, step, metrics, self._algorithm, self._notes)
-            self._cutter.take(slot, draft, meta_of(draft), published)
-        finally:
-            session.link.wake()
-        pending.stall_seconds = time.perf_counter() - started
-        self._trigger.fired(step)
-        self._trigger.stalled(pending.stall_seconds)
-        self._skipped_in_a_row = 0
-        return pending
-
-    def _claim_slot(
-        self, session: Session, sequence: int, wait_seconds: float
-    ) -> StagingSlot | None:
-        deadline = time.monotonic() + wait_seconds
-        session.link.revive()
-        while True:
-            self._hand_over_rings(session)
-            slot = session.buffers.claim(sequence)
-            remaining = deadline - time.monotonic()
-            if slot is not None or remaining <= 0:
-                return slot
-            session.wait(remaining)
-            self._raise_errors(session)
-
-    def _skip(self, step: int) -> None:
-        self._trigger.fired(step)
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row > 1:
-            logger.warning(
-                "step %d: no snapshot, both staging slots are still being written; %d in a row "
-                "were left out",
-                step,
-                self._skipped_in_a_row,
-            )
+            return self._taker.wish()
+        with self._turn():
+            self._check_started(session)
+            return self._taker.snapshot(step, checked)
 
     # --- restore ----------------------------------------------------------------------------
 
@@ -295,21 +209,16 @@ class SnapshotEngine:
         if replay_last is not None and replay_last < 0:
             raise errors.ConfigError(f"replay_last={replay_last} must not be negative")
         options = RestoreOptions(eager, replay, replay_last, tuple(allow))
-        with self._lock:
-            self._inside = threading.get_ident()
-            try:
-                if session.has_pending:
-                    raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
-                info = None if self._fresh else scan.newest_restorable(session.run_dir)
-                if info is None:
-                    report = start_fresh(session, self._tracked)
-                else:
-                    report = self._restore(session, info, options)
-                self._has_snapshots = False
-                self._trigger.start(max(0, report.next_step - 1))
-                self._hand_over_rings(session)
-            finally:
-                self._inside = None
+        with self._turn():
+            if session.has_pending:
+                raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
+            info = None if self._fresh else scan.newest_restorable(session.run_dir)
+            if info is None:
+                report = start_fresh(session, self._tracked)
+            else:
+                report = self._restore(session, info, options)
+            self._has_snapshots = False
+            self._taker.start(max(0, report.next_step - 1))
         if report:
             logger.info("%s", report)
         return report
@@ -354,7 +263,7 @@ class SnapshotEngine:
         atexit.unregister(self._exit_hook)
         for ring in self._tracked.rings.values():
             ring.unbind(self._owner)
-        self._cutter.close()
+        self._taker.close()
         session.release()
 
     def __enter__(self) -> SnapshotEngine:
@@ -425,44 +334,24 @@ class SnapshotEngine:
         if not session.is_line_open:
             start_fresh(session, self._tracked)
 
-    def _hand_over_rings(self, session: Session) -> None:
-        if session.is_line_open:
-            for name, ring in self._tracked.rings.items():
-                session.give_ring(name, ring)
-
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""
-        session = self._session
-        if session is None:
-            return
-        self._hand_over_rings(session)
-        try:
-            session.poll()
-        except errors.WriterDiedError as error:
-            logger.error("%s", error)
+        if self._session is not None:
+            self._taker.look_after_writer()
 
     def _cancel_pending(self, reason: str) -> int:
         session = self._session
         return session.cancel_pending(reason) if session is not None else 0
 
-    def _raise_errors(self, session: Session) -> None:
-        """Take in what became of earlier snapshots; raise or log what did not come about."""
-        self._hand_over_rings(session)
-        found: list[errors.PyengineError] = []
-        try:
-            session.poll()
-        except errors.WriterDiedError as error:
-            found.append(error)
-        for pending in session.settle():
-            error_of = pending.take_error()
-            if error_of is not None and not found:
-                found.append(error_of)
-        if session.persist_seconds is not None:
-            self._trigger.persisted(session.persist_seconds)
-        for error in found:
-            if self._on_error == "raise":
-                raise error
-            logger.warning("%s", error)
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one thread at a time in, and remember which, so that a handler in it is known."""
+        with self._lock:
+            self._inside = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._inside = None
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()

@@ -86,7 +86,9 @@ class PendingSnapshot:
                 raise errors.ClosedError(f"the engine closed while {self.name} was pending")
             remaining = 1.0 if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"snapshot {self.name or '(wished)'} is still pending after {timeout} s")
+                raise TimeoutError(
+                    f"snapshot {self.name or '(wished)'} is still pending after {timeout} s"
+                )
             self._watch.wait(min(1.0, remaining))
         self._is_told = True
         if self._error is not None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyengine.capture.component import Component, Decoded, Phase
 from pyengine.capture.coverage import nonfinite_parameters
-from pyengine.catalog import markers, pool
+from pyengine.catalog import markers
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import open_line
@@ -32,7 +32,6 @@ from pyengine.engine.tracked import Tracked
 from pyengine.errors import ComponentMismatchError
 from pyengine.events import logger
 from pyengine.format.manifest import ComponentRecord
-from pyengine.format.names import line_text
 
 if TYPE_CHECKING:
     from pyengine.engine.session import Session
@@ -68,9 +67,7 @@ def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
         for name, ring in tracked.rings.items()
         if ring.is_allocated
     }
-    line = open_line(
-        session.run_dir, session.claim.generation, parent=None, start_rows=start_rows
-    )
+    line = open_line(session.run_dir, session.claim.generation, parent=None, start_rows=start_rows)
     _begin_line(session, tracked, line.id, None)
     return RestoreReport(None, line.text, run_dir=session.run_dir)
 

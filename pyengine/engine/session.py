@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyengine import config
 from pyengine.catalog.claim import Claim, claim_run
@@ -45,6 +45,8 @@ class Session:
         self._given: set[str] = set()
         self._sequence = 0
         self.persist_seconds: float | None = None
+        """How long the writer took for the snapshot it committed last."""
+        self.is_line_open = False
         self._resources = contextlib.ExitStack()
         try:
             self._open(run_dir, keep_last, drain_wait)
