@@ -26,7 +26,7 @@ _PUBLIC = {
     "load": "pyengine.capture.load",
 }
 
-__all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", "errors", *_PUBLIC]
 
 if TYPE_CHECKING:
     from pyengine import errors as errors

@@ -35,6 +35,12 @@ WRITER_NICE = 5
 """Niceness of the writer; at 19, two busy threads leave it 0.16 GB/s of hashing."""
 
 
+def process_rank() -> int:
+    """Return this process's rank in a distributed job as torchrun sets it (RANK), else 0."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def fault_plan() -> str | None:
     """Return the fault plan armed for this process (JSON, see pyengine.fs.faults), or None."""
     return os.environ.get("PYENGINE_FAULT_PLAN")

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
+MANIFEST_TMP = "manifest.json.tmp"
 META = "meta.json"
 LATEST = "latest"
 RUN_JSON = "run.json"
@@ -44,6 +45,7 @@ _POOL = re.compile(r"([0-9a-f]{16})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(\d{1,19})\
 _PART = re.compile(r"([0-9a-f]{16})-part-(\d{1,19})\.seg", re.ASCII)
 _GENERATION = re.compile(r"(\d{4,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\.(?:tmp|trash)-g(\d{4,19})-.+", re.ASCII | re.DOTALL)
+_MARKER = re.compile(r"(restoring)\.(.+)|(restored)\.(.+)\.marker")
 _LINE_FILE = re.compile(r"([0-9a-f]{16})\.json", re.ASCII)
 
 
@@ -186,6 +188,25 @@ def parse_temporary_generation(text: str) -> int | None:
     """Return the generation that a temporary or trash name tells of, or None."""
     numbers = _numbers(_TEMPORARY.fullmatch(text))
     return numbers[0] if numbers else None
+
+
+def restoring_marker_name(snapshot: str) -> str:
+    """Return the name in `recovery/` that says: a restore of this snapshot is being applied."""
+    return f"restoring.{snapshot}"
+
+
+def restored_marker_name(snapshot: str) -> str:
+    """Return the name in `recovery/` that says: this snapshot was restored."""
+    return f"restored.{snapshot}.marker"
+
+
+def parse_marker_name(text: str) -> tuple[str, str] | None:
+    """Read a name in `recovery/` as ("restoring" or "restored", snapshot); None: it is neither."""
+    match = _MARKER.fullmatch(text)
+    if match is None:
+        return None
+    kind, snapshot = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return (kind, snapshot) if parse_snapshot_name(snapshot) else None
 
 
 def is_component_name(text: str) -> bool:

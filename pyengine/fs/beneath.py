@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from pyengine.errors import DamageError
+from pyengine.errors import DamageError, TruncatedFileError
 from pyengine.fs import door
 
 
@@ -73,3 +73,16 @@ def read_beneath(directory: str, relative: str, *, limit_bytes: int) -> bytes:
         return b"".join(parts)
     finally:
         door.active.close(fd)
+
+
+def check_size(path: str, got: int, expected: int) -> None:
+    """Raise TruncatedFileError or DamageError where a file has not the size that is on record."""
+    if got != expected:
+        kind = TruncatedFileError if got < expected else DamageError
+        raise kind(
+            f"{path}: {got} bytes, the manifest says {expected}",
+            path=path,
+            offset=min(got, expected),
+            expected=expected,
+            got=got,
+        )

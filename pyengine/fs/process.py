@@ -122,6 +122,15 @@ def read_status(pid: int) -> ProcessStatus | None:
     return ProcessStatus(fields[0], int(fields[19]), int(fields[11]) + int(fields[12]))
 
 
+def written_bytes(pid: int) -> int:
+    """Return the bytes that a process has sent to storage; 0 where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
+        for line in file:
+            if line.startswith(b"write_bytes:"):
+                return int(line.split(b":")[1])
+    return 0
+
+
 def current() -> ProcessIdentity:
     """Return the identity of this process."""
     pid = os.getpid()

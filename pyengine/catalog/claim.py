@@ -1,0 +1,291 @@
+"""Claims: who owns a run directory.
+
+A claim is a file `generations/<g>`, created exclusively under the commit lock, whose byte 0 its
+owner holds as long as it lives and whose byte 1 its writer holds. The file's first line names the
+owner; each writer of the generation adds a line of its own. A dead owner's writer may still drain:
+it is waited for, and ended where it is proven to be frozen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from typing import Any
+
+from pyengine import __version__, config
+from pyengine.catalog import commit, janitor, scan
+from pyengine.catalog.commit_lock import CommitLock
+from pyengine.catalog.generation import append_party, generation_path, read_party
+from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
+from pyengine.format import names
+from pyengine.format.document import Fields, parse_document
+from pyengine.format.manifest import utc_timestamp
+from pyengine.fs import door, durable, forking, process
+from pyengine.fs.beneath import read_beneath
+from pyengine.fs.locks import OfdLock, is_locked
+from pyengine.fs.process import ProcessIdentity
+
+_POLL_SECONDS = 0.02
+_AFTER_KILL_SECONDS = 10.0
+_RECORD_MAX_BYTES = 1024 * 1024
+_RUN_SCHEMA_VERSION = 1
+_DIRECTORIES = (
+    names.GENERATIONS,
+    names.LINES,
+    names.SEGMENTS,
+    names.SNAPSHOTS,
+    names.QUARANTINE,
+    names.RECOVERY,
+)
+
+
+class Claim:
+    """Ownership of a run directory; a context manager. Made by `claim_run`.
+
+    Lives until `release` or the death of the process. In a forked child it is inert.
+    """
+
+    def __init__(self, run_dir: str, run_id: str, generation: int, lock: OfdLock) -> None:
+        self.run_dir = run_dir
+        self.run_id = run_id
+        self.generation = generation
+        self._lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still holds the claim."""
+        return self._lock.is_held
+
+    def still_newest(self) -> bool:
+        """Return whether no newer generation was claimed. Only a look: see `commit_lock`."""
+        return scan.claimed_generation(self.run_dir) == self.generation
+
+    def release(self) -> None:
+        """Give the run up. Idempotent."""
+        if self._lock.is_held:
+            self._lock.release()
+            _registry.leave(self.run_dir)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Registry:
+    """The runs claimed by this process, by (device, inode) of their directories."""
+
+    def __init__(self) -> None:
+        self._owned: dict[tuple[int, int], str] = {}
+        self._keys: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._is_registered = False
+
+    def enter(self, run_dir: str) -> None:
+        if not self._is_registered:
+            forking.register_for_child(self)
+            self._is_registered = True
+        key = self._key(run_dir)
+        with self._lock:
+            since = self._owned.get(key)
+            if since is None:
+                self._owned[key] = utc_timestamp()
+                self._keys[run_dir] = key
+        if since is not None:
+            raise RunBusyError(
+                f"{run_dir} is already in use by this process (pid {os.getpid()}), since {since}: "
+                "close the other engine first",
+                path=run_dir,
+                pid=os.getpid(),
+                host=process.current().host,
+                since=since,
+            )
+
+    def leave(self, run_dir: str) -> None:
+        self._owned.pop(self._keys.pop(run_dir), None)
+
+    def _key(self, run_dir: str) -> tuple[int, int]:
+        status = os.stat(run_dir)
+        return (status.st_dev, status.st_ino)
+
+    def _after_fork_in_child(self) -> None:
+        self._owned.clear()
+        self._keys.clear()
+        self._lock = threading.Lock()
+        self._is_registered = False
+
+
+_registry = _Registry()
+
+
+def claim_run(run_dir: str, *, wait_seconds: float = config.DRAIN_WAIT_SECONDS) -> Claim:
+    """Claim the run directory, made where it does not exist; clean up after dead generations.
+
+    Waits up to `wait_seconds` for the writer of a dead owner to drain, and ends it where it is
+    frozen. The claim is durable on return. Raises RunBusyError (a living owner, or a writer that
+    still drains), RunDirectoryError (not a directory that can be claimed), OSError.
+    """
+    path = os.path.realpath(run_dir)
+    rank = config.process_rank()
+    if rank > 0:
+        raise RunDirectoryError(
+            f"{path}: this is rank {rank} of a distributed job; only rank 0 may own a run",
+            path=path,
+        )
+    _prepare(path)
+    _registry.enter(path)
+    try:
+        with _take_turn(path, wait_seconds) as lock:
+            claim, trash = _claim_locked(path, lock)
+    except BaseException:
+        _registry.leave(path)
+        raise
+    commit.empty_trash(trash)
+    return claim
+
+
+def _prepare(run_dir: str) -> None:
+    if os.path.lexists(os.path.join(run_dir, names.MANIFEST)):
+        raise RunDirectoryError(
+            f"{run_dir} is a single snapshot, not a run: copy it into the {names.SNAPSHOTS}/ of a "
+            "run directory under its own name to go on from it",
+            path=run_dir,
+        )
+    if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
+        raise RunDirectoryError(f"{run_dir} is not a directory", path=run_dir)
+    for name in ("", *_DIRECTORIES):
+        durable.make_directory(os.path.join(run_dir, name).rstrip("/"))
+    try:
+        fd = door.active.open(
+            os.path.join(run_dir, names.LOCK), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+        )
+    except FileExistsError:
+        return
+    door.active.close(fd)
+
+
+def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
+    run_id = _run_id(run_dir)
+    generation = scan.highest_generation(run_dir) + 1
+    path = generation_path(run_dir, generation)
+    fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    door.active.close(fd)
+    owner = OfdLock.acquire(path, names.OWNER_BYTE, timeout=0)
+    try:
+        append_party(path, "owner")
+        durable.fsync_directory(os.path.dirname(path))
+        trash = janitor.sweep(CommitLock(run_dir, generation, lock))
+    except BaseException:
+        owner.release()
+        raise
+    return Claim(run_dir, run_id, generation, owner), trash
+
+
+def _run_id(run_dir: str) -> str:
+    """Return the id in run.json, which is written at the first claim. The commit lock is held."""
+    path = os.path.join(run_dir, names.RUN_JSON)
+    if not os.path.lexists(path):
+        run_id = secrets.token_hex(8)
+        record: dict[str, Any] = {
+            "schema_version": _RUN_SCHEMA_VERSION,
+            "run_id": run_id,
+            "created_at": utc_timestamp(),
+            "pyengine": __version__,
+        }
+        data = json.dumps(record, indent=1).encode() + b"\n"
+        temporary = names.temporary_name(0, names.RUN_JSON)
+        durable.replace_file(run_dir, names.RUN_JSON, data, temporary=temporary)
+    return read_run_id(run_dir)
+
+
+def read_run_id(run_dir: str) -> str:
+    """Return the run's id. RunDirectoryError: run.json is missing or damaged."""
+    path = os.path.join(run_dir, names.RUN_JSON)
+    try:
+        data = read_beneath(run_dir, names.RUN_JSON, limit_bytes=_RECORD_MAX_BYTES)
+        document = parse_document(data, path, limit_bytes=_RECORD_MAX_BYTES)
+        return Fields(document, path).text("run_id", limit=100)
+    except (FileNotFoundError, DamageError) as error:
+        raise RunDirectoryError(
+            f"{run_dir} is not a run directory: {error}", path=run_dir
+        ) from error
+
+
+class _Progress:
+    """Whether a process gets anything done: its processor time and written bytes, over time."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int, int] | None = None
+        self._since = time.monotonic()
+
+    def look(self, identity: ProcessIdentity | None) -> float:
+        """Look at the process; return for how many seconds it has got nothing done."""
+        seen = None
+        if identity is not None and identity.is_alive():
+            status = process.read_status(identity.pid)
+            written = process.written_bytes(identity.pid)
+            seen = (identity.pid, status.cpu_ticks if status else 0, written)
+        if seen != self._last:
+            self._last = seen
+            self._since = time.monotonic()
+        return time.monotonic() - self._since
+
+
+def _take_turn(run_dir: str, wait_seconds: float) -> OfdLock:
+    """Wait until nobody of an earlier generation is alive; return with the commit lock held."""
+    deadline = time.monotonic() + wait_seconds
+    progress = _Progress()
+    has_killed = False
+    while True:
+        newest = scan.claimed_generation(run_dir)
+        generation_file = generation_path(run_dir, newest)
+        if is_locked(generation_file, names.OWNER_BYTE):
+            raise _busy(run_dir, newest, "owner", "is in use by")
+        lock = OfdLock.try_acquire(os.path.join(run_dir, names.LOCK))
+        if lock is not None:
+            if scan.claimed_generation(run_dir) == newest and not (
+                is_locked(generation_file, names.OWNER_BYTE)
+                or is_locked(generation_file, names.WRITER_BYTE)
+            ):
+                return lock
+            lock.release()
+        idle_seconds = progress.look(read_party(run_dir, newest, "writer").identity)
+        if time.monotonic() >= deadline:
+            if has_killed or not _end_frozen_writer(run_dir, newest, idle_seconds, wait_seconds):
+                raise _busy(run_dir, newest, "writer", "is still being drained by the writer")
+            has_killed = True
+            deadline = time.monotonic() + _AFTER_KILL_SECONDS
+        time.sleep(_POLL_SECONDS)
+
+
+def _end_frozen_writer(
+    run_dir: str, generation: int, idle_seconds: float, wait_seconds: float
+) -> bool:
+    """Kill the draining writer where it is stopped, or did nothing for half of the wait."""
+    if not is_locked(generation_path(run_dir, generation), names.WRITER_BYTE):
+        return False
+    identity = read_party(run_dir, generation, "writer").identity
+    if identity is None or not identity.is_alive():
+        return False
+    status = process.read_status(identity.pid)
+    is_stopped = status is not None and status.is_stopped
+    if not is_stopped and idle_seconds < wait_seconds / 2:
+        return False
+    return identity.kill(wait_seconds=_AFTER_KILL_SECONDS)
+
+
+def _busy(run_dir: str, generation: int, role: str, what: str) -> RunBusyError:
+    party = read_party(run_dir, generation, role)
+    pid = party.identity.pid if party.identity else 0
+    host = party.identity.host if party.identity else "an unknown host"
+    return RunBusyError(
+        f"{run_dir} {what} pid {pid} on {host}, since {party.since} (generation {generation})",
+        path=run_dir,
+        pid=pid,
+        host=host,
+        since=party.since,
+    )

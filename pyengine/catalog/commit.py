@@ -1,0 +1,210 @@
+"""The commit: how a snapshot becomes visible, in one function and one order.
+
+Nothing else publishes. Before: the snapshot's own files and links lie in a temporary directory,
+every file and directory fsynced. Then `publish_snapshot`: lock and generation check, the swap to
+COMMITTING, rename of the directory, manifest last, `latest`, prune. A death at any point leaves
+either a directory without a manifest, which is no snapshot, or a complete one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from pyengine.catalog import markers, pool, retention, scan
+from pyengine.catalog.commit_lock import CommitLock, commit_lock
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.lines import read_lines
+from pyengine.errors import DamageError, PyengineError, SnapshotFailedError
+from pyengine.events import logger
+from pyengine.format import names
+from pyengine.format.manifest import Manifest
+from pyengine.fs import door, durable
+from pyengine.fs.locks import OfdLock
+
+
+def publish_snapshot(
+    run_dir: str,
+    staged_dir: str,
+    manifest: Manifest,
+    *,
+    begin: Callable[[], bool],
+    keep_last: int,
+    visible: Callable[[SnapshotInfo], None] | None = None,
+) -> SnapshotInfo | None:
+    """Commit the snapshot that lies, durable but for its manifest, in `staged_dir`.
+
+    `staged_dir` is a temporary directory in `snapshots/`. `begin` makes the swap to COMMITTING once
+    the lock is held and the generation is ours; where it returns False nothing was committed, None
+    is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
+    durable, before pruning. Pruning and `latest` only warn.
+
+    Returns at once with the snapshot where a manifest of it is already there (a writer that died
+    after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
+    listed file is missing), ConfigError (a manifest that could not be read back), OSError; after
+    an error past `begin` nothing of the snapshot is left under its name, and it can be staged anew.
+    """
+    _check_staged(staged_dir, manifest)
+    data = manifest.to_bytes()
+    trash: list[str] = []
+    with commit_lock(run_dir, manifest.generation) as held:
+        if not begin():
+            trash.append(held.trash(staged_dir))
+            info = None
+        else:
+            info = _make_visible(held, staged_dir, manifest, data, trash)
+            if visible is not None:
+                visible(info)
+            _point_latest(held, manifest)
+            trash += _prune_or_warn(held, keep_last, manifest.line)
+    empty_trash(trash)
+    return info
+
+
+def _check_staged(staged_dir: str, manifest: Manifest) -> None:
+    """A manifest must never list a file that is not there in full size."""
+    for record in manifest.files:
+        path = os.path.join(staged_dir, record.path)
+        try:
+            size_bytes = os.lstat(path).st_size
+        except FileNotFoundError:
+            size_bytes = -1
+        if size_bytes != record.size_bytes:
+            raise SnapshotFailedError(
+                f"{path}: the manifest lists {record.size_bytes} bytes, {size_bytes} are there",
+                sequence=manifest.sequence,
+            )
+
+
+def _make_visible(
+    held: CommitLock, staged_dir: str, manifest: Manifest, data: bytes, trash: list[str]
+) -> SnapshotInfo:
+    snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
+    final = os.path.join(snapshots, manifest.name)
+    done = find_committed(held.run_dir, manifest.name)
+    if done is not None:
+        trash.append(held.trash(staged_dir))
+        return done
+    if os.path.lexists(final):  # of a writer that died between the two renames
+        trash.append(held.trash(final))
+    try:
+        held.rename(staged_dir, final)
+        durable.fsync_directory(snapshots)
+        durable.replace_file(final, names.MANIFEST, data, temporary=names.MANIFEST_TMP)
+    except BaseException:
+        # Whatever became of it, it is not durable: out of the way, so that it can be staged anew.
+        for path in (final, staged_dir):
+            with contextlib.suppress(OSError):
+                trash.append(held.trash(path))
+        raise
+    return SnapshotInfo.of(final, manifest)
+
+
+def find_committed(run_dir: str, name: str) -> SnapshotInfo | None:
+    """Return the snapshot of this name where it is committed and its manifest verifies, else None.
+
+    What a new writer asks about a snapshot that its predecessor was committing.
+    """
+    try:
+        return scan.read_snapshot(run_dir, name)
+    except (FileNotFoundError, DamageError):
+        return None
+
+
+def _point_latest(held: CommitLock, manifest: Manifest) -> None:
+    """`latest` is a convenience: it never moves back, and a failure is only worth a warning."""
+    try:
+        target = os.path.basename(os.readlink(os.path.join(held.run_dir, names.LATEST)))
+    except OSError:
+        target = ""
+    current = names.parse_snapshot_name(target)
+    order = (manifest.generation, manifest.sequence)
+    if current is not None and (current.generation, current.sequence) > order:
+        return
+    try:
+        held.replace_latest(manifest.name)
+    except OSError as error:
+        logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
+
+
+def _prune_or_warn(held: CommitLock, keep_last: int, line: str) -> list[str]:
+    try:
+        pool.remove_other_lines(held, line)
+        return prune(held, keep_last)
+    except (OSError, PyengineError) as error:
+        logger.warning("%s: pruning failed and is left to the next commit: %s", held.run_dir, error)
+        return []
+
+
+def prune(held: CommitLock, keep_last: int) -> list[str]:
+    """Move the snapshots that may go (see retention) to trash; return the paths to delete.
+
+    The caller gives them to `empty_trash` once the lock is released. One that a reader has locked
+    stays. The moves are durable on return.
+    """
+    found = scan.scan_snapshots(held.run_dir)
+    doomed = retention.plan(
+        found.snapshots,
+        keep_last=keep_last,
+        lines=read_lines(held.run_dir),
+        verified=markers.restored_snapshots(held.run_dir),
+    )
+    snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
+    trash = []
+    for name in doomed:
+        # A reader's shared lock excludes ours; holding it across the rename leaves no gap in which
+        # a reader could lock what is on its way out.
+        lock = OfdLock.try_acquire(os.path.join(snapshots, name, names.MANIFEST))
+        if lock is not None:
+            with lock:
+                trash.append(held.trash(os.path.join(snapshots, name)))
+            _forget_markers(held, name)
+    if trash:
+        durable.fsync_directory(snapshots)
+    return trash
+
+
+def _forget_markers(held: CommitLock, snapshot: str) -> None:
+    recovery = os.path.join(held.run_dir, names.RECOVERY)
+    held.unlink(os.path.join(recovery, names.restored_marker_name(snapshot)))
+    held.unlink(os.path.join(recovery, names.restoring_marker_name(snapshot)))
+
+
+def empty_trash(paths: list[str]) -> None:
+    """Delete what was moved to trash. Needs no lock: nobody relies on a trash name."""
+    for path in paths:
+        try:
+            durable.remove_tree(path)
+        except OSError as error:
+            logger.warning("%s could not be deleted: %s", path, error)
+
+
+def hold_snapshot(path: str) -> OfdLock | None:
+    """Lock a snapshot directory against pruning, as a reader; release the lock when done.
+
+    Writes nothing. None where the file system knows no locks. FileNotFoundError: the snapshot is
+    gone or being removed.
+    """
+    manifest = os.path.join(path, names.MANIFEST)
+    try:
+        lock = OfdLock.try_acquire(manifest, shared=True)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    if lock is None:
+        raise FileNotFoundError(f"{path} is being removed")
+    return lock
+
+
+def make_staging_directory(run_dir: str, generation: int, name: str, attempt: int) -> str:
+    """Make the temporary directory in which snapshot `name` is put together; return its path.
+
+    A stale one of the same attempt is moved aside with its contents deleted first.
+    """
+    text = names.temporary_name(generation, f"{name}-{attempt}")
+    path = os.path.join(run_dir, names.SNAPSHOTS, text)
+    durable.remove_tree(path)
+    door.active.mkdir(path)
+    return path

@@ -1,0 +1,93 @@
+"""The commit lock, and what may only be done under it.
+
+Whoever renames or unlinks a name that others rely on (snapshots, pool, quarantine, generations)
+holds byte 0 of `lock` and has seen, after taking it, that its generation is still the newest. The
+only way to get at those operations is a `CommitLock`, and the only way to get one is to pass that
+check. A writer that was frozen and wakes up in a newer generation is turned away here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+
+from pyengine.catalog.scan import claimed_generation
+from pyengine.errors import StaleGenerationError
+from pyengine.format import names
+from pyengine.fs import door, durable
+from pyengine.fs.locks import OfdLock
+
+
+class CommitLock:
+    """The held commit lock of a run, checked against `generation`. Made by `commit_lock`.
+
+    Its methods may be used until the block ends; none of them fsyncs the directory, except where
+    it says so.
+    """
+
+    def __init__(self, run_dir: str, generation: int, lock: OfdLock) -> None:
+        self.run_dir = run_dir
+        self.generation = generation
+        self._lock = lock
+
+    def _require(self) -> None:
+        if not self._lock.is_held:
+            raise RuntimeError("the commit lock was released")
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or directory of the run."""
+        self._require()
+        door.active.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file of the run; one that is gone is no error."""
+        self._require()
+        with contextlib.suppress(FileNotFoundError):
+            door.active.unlink(path)
+
+    def link_or_copy(self, source: str, target: str) -> str:
+        """Give a file a second name; return "link", "reflink" or "copy" (see fs.durable)."""
+        self._require()
+        directory, name = os.path.split(target)
+        temporary = os.path.join(directory, names.temporary_name(self.generation, name))
+        return durable.link_or_copy(source, target, temporary=temporary)
+
+    def trash(self, path: str) -> str:
+        """Rename something out of the way, in its directory; return the path to delete later."""
+        self._require()
+        directory, name = os.path.split(path)
+        unique = f"{name.removeprefix('.')}-{secrets.token_hex(4)}"
+        target = os.path.join(directory, names.trash_name(self.generation, unique))
+        door.active.rename(path, target)
+        return target
+
+    def replace_latest(self, snapshot: str) -> None:
+        """Point `latest` at a snapshot; durable on return."""
+        self._require()
+        durable.replace_symlink(
+            self.run_dir,
+            names.LATEST,
+            f"{names.SNAPSHOTS}/{snapshot}",
+            temporary=names.temporary_name(self.generation, names.LATEST),
+        )
+
+
+@contextlib.contextmanager
+def commit_lock(
+    run_dir: str, generation: int, *, timeout: float | None = None
+) -> Iterator[CommitLock]:
+    """Hold the commit lock while the block runs, as the owner of `generation`.
+
+    Waits for the lock (TimeoutError after `timeout` seconds; None: for ever). Raises
+    StaleGenerationError, with nothing touched, where a newer generation was claimed.
+    """
+    with OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout) as lock:
+        newest = claimed_generation(run_dir)
+        if newest != generation:
+            raise StaleGenerationError(
+                f"{run_dir}: generation {newest} owns the run, generation {generation} does not",
+                path=run_dir,
+            )
+        yield CommitLock(run_dir, generation, lock)

@@ -1,0 +1,87 @@
+"""The files of claims, `generations/<g>`: one JSON line for the owner, one for each writer.
+
+Lines are only ever appended, so that nothing is overwritten in place; a torn last line is normal
+after a crash and is skipped. Life is told by the locks on the file, never by what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from pyengine import __version__, config
+from pyengine.errors import DamageError
+from pyengine.format import names
+from pyengine.format.manifest import utc_timestamp
+from pyengine.fs import door, process
+from pyengine.fs.beneath import read_beneath
+from pyengine.fs.locks import OfdLock
+from pyengine.fs.process import ProcessIdentity
+
+_RECORD_MAX_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Who is on record in a generation file, and since when (ISO 8601, UTC)."""
+
+    identity: ProcessIdentity | None
+    since: str
+
+
+def writer_lock(
+    run_dir: str, generation: int, *, timeout: float | None = config.WRITER_START_SECONDS
+) -> OfdLock:
+    """Take the writer's byte of a generation and put this process on record as its writer.
+
+    Raises TimeoutError where another writer of the generation still lives after `timeout` seconds.
+    """
+    path = generation_path(run_dir, generation)
+    lock = OfdLock.acquire(path, names.WRITER_BYTE, timeout=timeout)
+    try:
+        append_party(path, "writer")
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def append_party(path: str, role: str) -> None:
+    """Put this process on record in a generation file as "owner" or "writer"; durable on return."""
+    record = {
+        "role": role,
+        **process.current().to_dict(),
+        "since": utc_timestamp(),
+        "pyengine": __version__,
+    }
+    fd = door.active.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        door.active.write(fd, json.dumps(record).encode() + b"\n")
+        door.active.fsync(fd)
+    finally:
+        door.active.close(fd)
+
+
+def generation_path(run_dir: str, generation: int) -> str:
+    """Return the path of a claim's file."""
+    return os.path.join(run_dir, names.GENERATIONS, names.generation_name(generation))
+
+
+def read_party(run_dir: str, generation: int, role: str) -> Party:
+    """Return the last party of a role on record. A torn last line is normal after a crash."""
+    directory = os.path.join(run_dir, names.GENERATIONS)
+    found = Party(None, "an unknown time")
+    try:
+        name = names.generation_name(generation)
+        lines = read_beneath(directory, name, limit_bytes=_RECORD_MAX_BYTES).splitlines()
+    except (OSError, DamageError):
+        return found
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if record["role"] == role:
+                found = Party(ProcessIdentity.from_dict(record), str(record.get("since")))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found

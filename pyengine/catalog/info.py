@@ -1,0 +1,119 @@
+"""What is known of a snapshot, and of something that is wrong with one. Plain values."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pyengine.errors import DamageError, FormatVersionError, PyengineError, TruncatedFileError
+from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A committed snapshot, as its manifest tells it.
+
+    `path` is its directory, `line` and `parent` its history (16 hex; a snapshot name), `size_bytes`
+    the bytes of all its files, shared with other snapshots or not. The files themselves were not
+    verified.
+    """
+
+    path: str
+    name: str
+    global_step: int
+    generation: int
+    sequence: int
+    run_id: str
+    line: str
+    parent: str | None
+    created_at: str
+    size_bytes: int
+    algorithm: str | None
+    versions: dict[str, str]
+    components: tuple[ComponentRecord, ...]
+    files: tuple[FileRecord, ...]
+    metrics: dict[str, float]
+    notes: dict[str, Any]
+
+    @classmethod
+    def of(cls, path: str, manifest: Manifest) -> SnapshotInfo:
+        """Describe the snapshot at `path` by its manifest."""
+        return cls(
+            path=path,
+            name=manifest.name,
+            global_step=manifest.global_step,
+            generation=manifest.generation,
+            sequence=manifest.sequence,
+            run_id=manifest.run_id,
+            line=manifest.line,
+            parent=manifest.parent,
+            created_at=manifest.created_at,
+            size_bytes=manifest.size_bytes,
+            algorithm=manifest.algorithm,
+            versions=manifest.versions,
+            components=manifest.components,
+            files=manifest.files,
+            metrics=manifest.metrics,
+            notes=manifest.notes,
+        )
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What snapshots are ordered by: (generation, sequence). The step orders nothing."""
+        return (self.generation, self.sequence)
+
+    def file(self, path: str) -> FileRecord | None:
+        """Return the record of one file by its path below the snapshot, or None."""
+        return next((record for record in self.files if record.path == path), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON (metrics may hold NaN)."""
+        return asdict(self)
+
+
+ProblemKind = Literal["missing", "truncated", "corruption", "version", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: with which file, of what kind, and where in it.
+
+    "unreadable" (permission, I/O) proves nothing about the bytes; the other kinds do.
+    """
+
+    path: str
+    kind: ProblemKind
+    text: str
+    offset: int | None = None
+    expected: Any = None
+    got: Any = None
+
+    @classmethod
+    def of(cls, error: PyengineError | OSError, path: str) -> Problem:
+        """Describe an error that reading `path` raised."""
+        if isinstance(error, OSError):
+            missing = isinstance(error, FileNotFoundError)
+            text = f"{path}: {os.strerror(error.errno) if error.errno else error}"
+            return cls(path, "missing" if missing else "unreadable", text)
+        if isinstance(error, FormatVersionError):
+            return cls(path, "version", str(error), got=error.version)
+        if isinstance(error, DamageError):
+            truncated = isinstance(error, TruncatedFileError)
+            return cls(
+                path,
+                "truncated" if truncated else "corruption",
+                str(error),
+                error.offset,
+                error.expected,
+                error.got,
+            )
+        return cls(path, "unreadable", str(error))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON."""
+        record = asdict(self)
+        for name in ("expected", "got"):
+            if not isinstance(record[name], (int, float, str, type(None))):
+                record[name] = repr(record[name])
+        return record

@@ -1,0 +1,68 @@
+"""What dead generations left behind: unfinished directories and temporaries. Never a snapshot.
+
+At a claim everything of lower generations is dead: their owner's lock is free and their writer was
+waited for. Moved to trash under the commit lock, deleted after it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyengine.catalog import scan
+from pyengine.catalog.commit_lock import CommitLock
+from pyengine.format import names
+from pyengine.fs import durable
+
+
+def sweep(held: CommitLock) -> list[str]:
+    """Move to trash what generations before `held.generation` did not finish; old trash too.
+
+    Returns the paths to delete with `commit.empty_trash`. Directories without a manifest go only
+    where their name is that of a snapshot; files that are not ours stay.
+    """
+    trash = []
+    for directory in scan.named_directories(held.run_dir):
+        found = _sweep_directory(held, directory, below=held.generation)
+        if found:
+            durable.fsync_directory(directory)
+        trash += found
+    return trash
+
+
+def sweep_predecessor(held: CommitLock) -> list[str]:
+    """Move to trash the temporaries of a dead writer of the generation itself.
+
+    For a writer that takes over, before it writes anything: looks only where writers write, in
+    `snapshots/` and the pool, since the trainer of the generation is alive.
+    """
+    pools = os.path.join(held.run_dir, names.SEGMENTS)
+    trash = []
+    for directory in scan.named_directories(held.run_dir):
+        is_pool = os.path.dirname(directory) == pools
+        if is_pool or os.path.basename(directory) == names.SNAPSHOTS:
+            trash += _sweep_directory(held, directory, below=held.generation + 1)
+    return trash
+
+
+def _sweep_directory(held: CommitLock, directory: str, *, below: int) -> list[str]:
+    trash = []
+    for entry in _listed(directory):
+        path = os.path.join(directory, entry)
+        if names.is_trash(entry):
+            trash.append(path)
+        elif names.is_temporary(entry):
+            if (names.parse_temporary_generation(entry) or 0) < below:
+                trash.append(held.trash(path))
+        elif os.path.basename(directory) == names.SNAPSHOTS:
+            name = names.parse_snapshot_name(entry)
+            is_unfinished = os.path.isdir(path) and not scan.has_manifest(path)
+            if name is not None and name.generation < below and is_unfinished:
+                trash.append(held.trash(path))
+    return trash
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,129 @@
+"""Lines: the histories of rows. Each restore, and each fresh start, opens one.
+
+`lines/<id>.json` says which snapshot a line grew from and at which row of every lane it starts. It
+is durable before the restore returns, and never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.errors import DamageError
+from pyengine.format import names
+from pyengine.format.document import Fields, parse_document
+from pyengine.format.manifest import utc_timestamp
+from pyengine.fs import durable
+from pyengine.fs.beneath import read_beneath
+
+_LINE_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A history of rows: random 64-bit id, who opened it, and what it grew from.
+
+    `parent` is a snapshot name and `parent_line` that snapshot's line (16 hex), both None for a
+    fresh start; `start_rows` holds by ring the next row id of every lane.
+    """
+
+    id: int
+    generation: int
+    parent: str | None
+    parent_line: str | None
+    start_rows: dict[str, tuple[int, ...]]
+    opened_at: str
+
+    @property
+    def text(self) -> str:
+        """The id as manifests and file names write it: 16 hexadecimal digits."""
+        return names.line_text(self.id)
+
+
+def open_line(
+    run_dir: str,
+    generation: int,
+    *,
+    parent: SnapshotInfo | None,
+    start_rows: Mapping[str, Sequence[int]],
+) -> Line:
+    """Open a new line; durable on return.
+
+    Raises StaleGenerationError where `generation` is no longer the newest claim.
+    """
+    line = Line(
+        id=secrets.randbits(64),
+        generation=generation,
+        parent=parent.name if parent else None,
+        parent_line=parent.line if parent else None,
+        start_rows={ring: tuple(map(int, rows)) for ring, rows in start_rows.items()},
+        opened_at=utc_timestamp(),
+    )
+    record = {
+        "line": line.text,
+        "generation": line.generation,
+        "parent": line.parent,
+        "parent_line": line.parent_line,
+        "start_rows": line.start_rows,
+        "opened_at": line.opened_at,
+    }
+    with commit_lock(run_dir, generation):
+        durable.replace_file(
+            os.path.join(run_dir, names.LINES),
+            names.line_file_name(line.id),
+            json.dumps(record).encode(),
+            temporary=names.temporary_name(generation, names.line_file_name(line.id)),
+        )
+    return line
+
+
+def read_lines(run_dir: str) -> dict[str, Line]:
+    """Return the lines of a run by id (16 hex). One that cannot be read is left out: whoever asks
+    must then treat its history as unknown."""
+    directory = os.path.join(run_dir, names.LINES)
+    found = {}
+    try:
+        entries = os.listdir(directory)
+    except FileNotFoundError:
+        return {}
+    for entry in entries:
+        line_id = names.parse_line_file_name(entry)
+        if line_id is not None:
+            try:
+                found[names.line_text(line_id)] = _read(directory, line_id)
+            except (DamageError, OSError):
+                continue
+    return found
+
+
+def _read(directory: str, line_id: int) -> Line:
+    name = names.line_file_name(line_id)
+    path = os.path.join(directory, name)
+    data = read_beneath(directory, name, limit_bytes=_LINE_MAX_BYTES)
+    fields = Fields(parse_document(data, path, limit_bytes=_LINE_MAX_BYTES), path)
+    if fields.hexadecimal("line") != names.line_text(line_id):
+        fields.refuse("line", "the id in the file's name", fields.hexadecimal("line"))
+    parent = fields.optional_text("parent", limit=255)
+    if parent is not None and names.parse_snapshot_name(parent) is None:
+        fields.refuse("parent", "the name of a snapshot", parent)
+    return Line(
+        id=line_id,
+        generation=fields.integer("generation"),
+        parent=parent,
+        parent_line=None if parent is None else fields.hexadecimal("parent_line"),
+        start_rows=_start_rows(fields),
+        opened_at=fields.text("opened_at", limit=64),
+    )
+
+
+def _start_rows(fields: Fields) -> dict[str, tuple[int, ...]]:
+    rings = fields.mapping("start_rows")
+    for ring, rows in rings.items():
+        if not isinstance(rows, list) or not all(type(row) is int and row >= 0 for row in rows):
+            fields.refuse(f"start_rows.{ring}", "a list of row ids", rows)
+    return {ring: tuple(rows) for ring, rows in rings.items()}

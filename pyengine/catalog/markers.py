@@ -1,0 +1,85 @@
+"""Restore markers: which snapshot killed the process that restored it, which one was restored.
+
+`recovery/restoring.<name>` exists while a restore is applied. An exception removes it; one that is
+still there tells of a death, and holds how many there were. `recovery/restored.<name>.marker` says
+that the snapshot was restored, so that its files were read and verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+
+from pyengine.format import names
+from pyengine.format.manifest import utc_timestamp
+from pyengine.fs import door, durable
+
+DEATHS_MAX = 2
+"""After so many deaths in its restore, a snapshot is tried last."""
+
+
+@contextlib.contextmanager
+def applying(run_dir: str, generation: int, snapshot: str) -> Iterator[None]:
+    """Mark the snapshot as being applied while the block runs; durable before it begins.
+
+    The mark is removed when the block ends, by an exception too: only a death leaves it.
+    """
+    directory = os.path.join(run_dir, names.RECOVERY)
+    durable.make_directory(directory)
+    name = names.restoring_marker_name(snapshot)
+    attempts = _attempts(os.path.join(directory, name)) + 1
+    _write(directory, name, generation, {"attempts": attempts, "generation": generation})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            door.active.unlink(os.path.join(directory, name))
+        durable.fsync_directory(directory)
+
+
+def mark_restored(run_dir: str, generation: int, snapshot: str) -> None:
+    """Record that a restore of the snapshot succeeded; durable on return."""
+    directory = os.path.join(run_dir, names.RECOVERY)
+    durable.make_directory(directory)
+    record = {"generation": generation, "restored_at": utc_timestamp()}
+    _write(directory, names.restored_marker_name(snapshot), generation, record)
+
+
+def restore_deaths(run_dir: str) -> dict[str, int]:
+    """Return, by snapshot name, in how many restores in a row the process died."""
+    directory = os.path.join(run_dir, names.RECOVERY)
+    return {
+        snapshot: max(1, _attempts(os.path.join(directory, names.restoring_marker_name(snapshot))))
+        for kind, snapshot in _markers(directory)
+        if kind == "restoring"
+    }
+
+
+def restored_snapshots(run_dir: str) -> set[str]:
+    """Return the names of snapshots that were restored once."""
+    directory = os.path.join(run_dir, names.RECOVERY)
+    return {snapshot for kind, snapshot in _markers(directory) if kind == "restored"}
+
+
+def _write(directory: str, name: str, generation: int, record: dict[str, object]) -> None:
+    temporary = names.temporary_name(generation, name)
+    durable.replace_file(directory, name, json.dumps(record).encode(), temporary=temporary)
+
+
+def _markers(directory: str) -> list[tuple[str, str]]:
+    try:
+        found = map(names.parse_marker_name, os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    return [marker for marker in found if marker is not None]
+
+
+def _attempts(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read(4096))["attempts"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return value if isinstance(value, int) else 0

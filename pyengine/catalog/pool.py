@@ -1,0 +1,137 @@
+"""The pool of segment files: names for restored files, and what may be removed.
+
+Everything here runs under the commit lock. A pool file is the only source of links for snapshots;
+it stays until its rows left the window and no pending snapshot needs it, which its ring's segment
+table knows and no file name does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from pyengine.catalog.commit_lock import CommitLock
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.lines import read_lines
+from pyengine.errors import DamageError
+from pyengine.events import logger
+from pyengine.format import names
+from pyengine.format.buffer_header import BufferHeader, Extent
+from pyengine.fs import durable
+from pyengine.fs.beneath import check_size
+
+FileRecordTuple = tuple[int, int, int, int, int, int, int]
+"""(line, lane, first_row, row_count, sequence, checksum, file_bytes) of a pool file."""
+
+
+def pool_directory(run_dir: str, ring: str) -> str:
+    """Return the directory of a ring's pool."""
+    return os.path.join(run_dir, names.SEGMENTS, ring)
+
+
+def adopt_files(
+    held: CommitLock,
+    snapshot: SnapshotInfo,
+    header: BufferHeader,
+    *,
+    line: int,
+    next_sequence: Callable[[], int],
+) -> dict[str, FileRecordTuple]:
+    """Give the full segment files of a restored ring names in the pool, under the new line.
+
+    Returns, by the file's name in the header, the record for the ring's segment table. Parts and
+    files of segments that are not full are left out: their rows are loaded. Durable on return.
+    Raises DamageError or TruncatedFileError where a file is not the one that the manifest lists,
+    NoSpaceError, OSError.
+    """
+    directory = pool_directory(held.run_dir, header.ring)
+    durable.make_directory(directory)
+    adopted = {}
+    copied_bytes = 0
+    for extent in _full_segments(header):
+        record, how = _adopt(held, snapshot, header, extent, line, next_sequence())
+        adopted[extent.file] = record
+        copied_bytes += record[6] if how == "copy" else 0
+    durable.fsync_directory(directory)
+    if copied_bytes:
+        logger.warning(
+            "%s: the file system refuses hard links; %d bytes of %s were copied into the pool",
+            held.run_dir,
+            copied_bytes,
+            header.ring,
+        )
+    return adopted
+
+
+def _full_segments(header: BufferHeader) -> Iterable[Extent]:
+    """Yield one extent for each file that holds a whole segment, its last row included.
+
+    The oldest one may begin before the window: `file_row` says how many of its rows are gone. An
+    extent whose file ends with a segment of R rows is the only one of its file.
+    """
+    rows = header.segment_rows
+    users: dict[str, int] = {}
+    for extent in header.extents:
+        users[extent.file] = users.get(extent.file, 0) + 1
+    for extent in header.extents:
+        is_whole = extent.file_row + extent.row_count == rows
+        starts_segment = (extent.first_row - extent.file_row) % rows == 0
+        if users[extent.file] == 1 and starts_segment and is_whole:
+            yield extent
+
+
+def _adopt(
+    held: CommitLock,
+    snapshot: SnapshotInfo,
+    header: BufferHeader,
+    extent: Extent,
+    line: int,
+    sequence: int,
+) -> tuple[FileRecordTuple, str]:
+    path = f"{names.BUFFER}/{header.ring}/{extent.file}"
+    source = os.path.join(snapshot.path, path)
+    record = snapshot.file(path)
+    if record is None or record.covers != "segment":
+        raise DamageError(f"{source}: the manifest does not list it as a segment", path=source)
+    size_bytes = os.lstat(source).st_size
+    check_size(source, size_bytes, record.size_bytes)
+    first_row = extent.first_row - extent.file_row
+    name = names.PoolName(line, extent.lane, first_row, header.segment_rows, sequence)
+    target = os.path.join(pool_directory(held.run_dir, header.ring), name.text)
+    how = held.link_or_copy(source, target)
+    checksum = int(record.xxh3_64, 16)
+    return (
+        (line, extent.lane, first_row, header.segment_rows, sequence, checksum, size_bytes),
+        how,
+    )
+
+
+def remove_pool_files(held: CommitLock, ring: str, file_names: Iterable[str]) -> None:
+    """Unlink pool files that nothing needs any more; those that are gone are no error."""
+    directory = pool_directory(held.run_dir, ring)
+    for name in file_names:
+        held.unlink(os.path.join(directory, name))
+
+
+def remove_other_lines(held: CommitLock, line: str) -> int:
+    """Unlink the pool files of every recorded line but `line` (16 hex); return how many.
+
+    Snapshots keep their own links. Files of lines that are not on record stay.
+    """
+    others = {int(text, 16) for text in read_lines(held.run_dir)} - {int(line, 16)}
+    root = os.path.join(held.run_dir, names.SEGMENTS)
+    removed = 0
+    for ring in _listed(root):
+        for name in _listed(os.path.join(root, ring)):
+            parsed = names.parse_pool_name(name) or names.parse_part_name(name)
+            if parsed is not None and parsed.line in others:
+                held.unlink(os.path.join(root, ring, name))
+                removed += 1
+    return removed
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,214 @@
+"""Verifying a snapshot against its manifest, with nothing but `struct` and xxhash.
+
+Every listed file: there, regular, of its size, of its checksum. A segment's checksum covers its
+header and block table, and each of its blocks is hashed against that table. The buffer headers'
+extents must lie in rows that the segment files really hold. A mismatch is read twice, past the
+page cache where the kernel lets go of it, before it is called damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterator
+
+import xxhash
+
+from pyengine.catalog import commit, scan
+from pyengine.catalog.info import Problem, SnapshotInfo
+from pyengine.errors import DamageError, PyengineError, TruncatedFileError
+from pyengine.format import names, segment
+from pyengine.format.buffer_header import BUFFER_HEADER_MAX_BYTES, BufferHeader, Extent
+from pyengine.format.manifest import FileRecord
+from pyengine.fs import door
+from pyengine.fs.beneath import check_size, open_beneath, read_beneath
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_MAP_NORESERVE = 0x4000
+
+
+def verify_snapshot(
+    path: str, *, eager: bool = True, progress: Progress | None = None
+) -> list[Problem]:
+    """Return everything that is wrong with the snapshot at `path`; empty: it is whole.
+
+    `eager=False` reads no rows: of segment files only header and block table, the rest in full.
+    Never raises for what is wrong with the snapshot. Locks it against pruning meanwhile.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = commit.hold_snapshot(path)
+            if lock is not None:
+                stack.enter_context(lock)
+            info = SnapshotInfo.of(path, scan.read_manifest(path))
+        except (PyengineError, OSError) as error:
+            return [Problem.of(error, os.path.join(path, names.MANIFEST))]
+        return _Verifier(info, eager, progress).run()
+
+
+class _Verifier:
+    """One pass over the files of one snapshot."""
+
+    def __init__(self, info: SnapshotInfo, eager: bool, progress: Progress | None) -> None:
+        self._info = info
+        self._eager = eager
+        self._progress = progress
+        self._done_bytes = 0
+        self._segments: dict[str, segment.SegmentHeader] = {}
+
+    def run(self) -> list[Problem]:
+        problems = []
+        for record in self._info.files:
+            before = self._done_bytes
+            try:
+                self._check(record)
+            except (PyengineError, OSError) as error:
+                problems.append(Problem.of(error, os.path.join(self._info.path, record.path)))
+            self._report(before + record.size_bytes - self._done_bytes)
+        for record in self._info.files:
+            if os.path.basename(record.path) == names.BUFFER_HEADER:
+                try:
+                    self._check_extents(record)
+                except (PyengineError, OSError) as error:
+                    problems.append(Problem.of(error, os.path.join(self._info.path, record.path)))
+        return problems
+
+    def _report(self, more_bytes: int) -> None:
+        self._done_bytes += more_bytes
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._info.size_bytes)
+
+    def _check(self, record: FileRecord) -> None:
+        fd = open_beneath(self._info.path, record.path)
+        try:
+            try:
+                self._check_open(fd, record)
+            except DamageError:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                self._check_open(fd, record)
+        finally:
+            door.active.close(fd)
+
+    def _check_open(self, fd: int, record: FileRecord) -> None:
+        path = os.path.join(self._info.path, record.path)
+        check_size(path, os.fstat(fd).st_size, record.size_bytes)
+        if record.covers == "all":
+            self._check_all(fd, record, path)
+        else:
+            image = memoryview(_read_frame(fd, record.size_bytes, path))
+            header = segment.parse_header(image, path)
+            _expect_sum(path, record, segment.checksum_of(image, header))
+            segment.verify_checksum(image, header, path)
+            self._segments[record.path] = header
+            if self._eager:
+                self._check_blocks(fd, header, segment.block_hashes(image, header), path)
+
+    def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
+        digest = xxhash.xxh3_64()
+        for view in _read_range(fd, 0, record.size_bytes, path):
+            digest.update(view)
+            self._report(len(view))
+        _expect_sum(path, record, digest.intdigest())
+
+    def _check_blocks(
+        self, fd: int, header: segment.SegmentHeader, hashes: tuple[int, ...], path: str
+    ) -> None:
+        for block, offset, length in segment.iter_blocks(header):
+            digest = xxhash.xxh3_64()
+            for view in _read_range(fd, offset, length, path):
+                digest.update(view)
+            if digest.intdigest() != hashes[block]:
+                raise DamageError(
+                    f"{path}: block {block}, bytes {offset} to {offset + length}, has the checksum "
+                    f"{digest.intdigest():016x}, its table says {hashes[block]:016x}",
+                    path=path,
+                    offset=offset,
+                    expected=f"{hashes[block]:016x}",
+                    got=f"{digest.intdigest():016x}",
+                )
+            self._report(length)
+
+    def _check_extents(self, record: FileRecord) -> None:
+        path = os.path.join(self._info.path, record.path)
+        data = read_beneath(self._info.path, record.path, limit_bytes=BUFFER_HEADER_MAX_BYTES)
+        header = BufferHeader.from_bytes(data, path=path)
+        directory = os.path.dirname(record.path)
+        listed = {file.path for file in self._info.files}
+        for extent in header.extents:
+            file = f"{directory}/{extent.file}"
+            if file not in listed:
+                raise DamageError(f"{path}: {extent.file} is not in the manifest", path=path)
+            found = self._segments.get(file)
+            if found is not None and not holds_extent(found, extent):
+                raise DamageError(
+                    f"{path}: {extent.file} does not hold rows {extent.first_row} to "
+                    f"{extent.first_row + extent.row_count} of lane {extent.lane}",
+                    path=path,
+                )
+        if header.mutable_file and f"{directory}/{header.mutable_file}" not in listed:
+            raise DamageError(f"{path}: {header.mutable_file} is not in the manifest", path=path)
+
+
+def holds_extent(header: segment.SegmentHeader, extent: Extent) -> bool:
+    """Return whether a segment file holds an extent's rows where the extent says they are."""
+    begin = 0
+    for run in header.runs:
+        if begin <= extent.file_row < begin + run.row_count:
+            skipped = extent.file_row - begin
+            return (
+                run.lane == extent.lane
+                and run.first_row + skipped == extent.first_row
+                and skipped + extent.row_count <= run.row_count
+            )
+        begin += run.row_count
+    return False
+
+
+def _expect_sum(path: str, record: FileRecord, got: int) -> None:
+    if f"{got:016x}" != record.xxh3_64:
+        what = "header and block table have" if record.covers == "segment" else "it has"
+        raise DamageError(
+            f"{path}: {what} the checksum {got:016x}, the manifest says {record.xxh3_64}",
+            path=path,
+            offset=0,
+            expected=record.xxh3_64,
+            got=f"{got:016x}",
+        )
+
+
+def _read_range(fd: int, offset: int, length: int, path: str) -> Iterator[memoryview]:
+    """Yield `length` bytes from `offset` in pieces that are valid until the next one."""
+    buffer = memoryview(bytearray(min(length, _CHUNK_BYTES)))
+    end = offset + length
+    while offset < end:
+        count = door.active.pread_into(fd, [buffer[: end - offset]], offset)
+        if count == 0:
+            raise TruncatedFileError(f"{path} ends at {offset}", path=path, offset=offset)
+        yield buffer[:count]
+        offset += count
+
+
+def _read_frame(fd: int, file_bytes: int, path: str) -> mmap.mmap:
+    """Return an image of a segment file in which only header and block table were read.
+
+    The rows' pages are never touched and take no memory, so that a file of any size will do.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    image = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
+    _fill(fd, image, 0, min(file_bytes, segment.HEADER_RECORD_BYTES), path)
+    if file_bytes >= segment.HEADER_RECORD_BYTES:
+        values = segment.HEADER.unpack_from(image, 0)
+        header_bytes, table_offset = values[2], values[11]
+        _fill(fd, image, 0, min(header_bytes, file_bytes), path)
+        _fill(fd, image, min(table_offset, file_bytes), file_bytes, path)
+    return image
+
+
+def _fill(fd: int, image: mmap.mmap, begin: int, end: int, path: str) -> None:
+    for view in _read_range(fd, begin, end - begin, path):
+        image[begin : begin + len(view)] = view
+        begin += len(view)

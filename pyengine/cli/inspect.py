@@ -1,0 +1,113 @@
+"""`pyengine inspect RUN`: the snapshots of a run, or the contents of one snapshot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from pyengine.catalog import scan
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.run import Run, open_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("inspect", help="list the snapshots of a run, or show one")
+    parser.add_argument("path", help="a run directory or a single snapshot")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Print what the run holds; 1 where something in it cannot be used."""
+    run = open_run(options.path)
+    if options.json:
+        print(json.dumps(_report(run), indent=1, allow_nan=False))
+    else:
+        _print_tables(run)
+    return 1 if run.problems else 0
+
+
+def _report(run: Run) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "run_id": run.run_id,
+        "latest": run.latest.name if run.latest else None,
+        "snapshots": [_snapshot_report(info) for info in run.snapshots],
+        "problems": [problem.to_dict() for problem in run.problems],
+    }
+
+
+def _snapshot_report(info: SnapshotInfo) -> dict[str, Any]:
+    metrics = {
+        name: value if math.isfinite(value) else repr(value) for name, value in info.metrics.items()
+    }
+    return {**info.to_dict(), "metrics": metrics}
+
+
+def _print_tables(run: Run) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"run [bold]{run.run_id}[/bold]  {run.path}", soft_wrap=True)
+    if len(run.snapshots) == 1 and scan.has_manifest(run.path):
+        _print_snapshot(console, run.snapshots[0])
+    elif run.snapshots:
+        _print_snapshots(console, run)
+    else:
+        console.print("no snapshots")
+    for problem in run.problems:
+        console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
+
+
+def _print_snapshots(console: Console, run: Run) -> None:
+    from rich.table import Table
+
+    table = Table("snapshot", "step", "line", "created (UTC)", "size", "components", box=None)
+    for info in run.snapshots:
+        saved = sum(component.status == "saved" for component in info.components)
+        table.add_row(
+            info.name,
+            f"{info.global_step}",
+            info.line,
+            info.created_at,
+            format_bytes(info.size_bytes),
+            f"{saved} of {len(info.components)}",
+        )
+    console.print(table)
+
+
+def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console.print(f"snapshot {info.name}, step {info.global_step}, line {info.line}")
+    console.print(f"parent {info.parent or '-'}, created {escape(info.created_at)}")
+    table = Table("component", "kind", "status", "size", "files", box=None)
+    for component in info.components:
+        status = component.status + (f": {component.reason}" if component.reason else "")
+        table.add_row(
+            escape(component.name),
+            escape(component.kind),
+            escape(status),
+            format_bytes(component.bytes),
+            f"{len(component.files)}",
+        )
+    console.print(table)
+    for name, value in info.metrics.items():
+        console.print(f"metric {escape(name)} = {value!r}")
+
+
+def format_bytes(count: int) -> str:
+    """Return a byte count for people, in decimal units."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,51 @@
+"""The command line: `pyengine inspect` and `pyengine verify`.
+
+Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be read. Results go to
+stdout, as tables or with `--json` as one JSON object; progress and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pyengine import __version__
+from pyengine.cli import inspect, verify
+from pyengine.errors import DamageError, FormatVersionError, PyengineError
+
+EXIT_OK = 0
+EXIT_DAMAGE = 1
+EXIT_TROUBLE = 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="pyengine", description="Look at and check snapshots of a pyengine run."
+    )
+    parser.add_argument("--version", action="version", version=f"pyengine {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    inspect.add_command(commands)
+    verify.add_command(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_OK
+    except (DamageError, FormatVersionError) as error:
+        print(f"pyengine: {error}", file=sys.stderr)
+        return EXIT_DAMAGE
+    except (PyengineError, OSError) as error:
+        print(f"pyengine: {error}", file=sys.stderr)
+        return EXIT_TROUBLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

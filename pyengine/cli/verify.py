@@ -1,0 +1,102 @@
+"""`pyengine verify RUN|SNAPSHOT`: read every byte and compare it with the checksums."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyengine.catalog.info import Problem, SnapshotInfo
+from pyengine.catalog.run import Run, open_run
+from pyengine.catalog.verify import Progress, verify_snapshot
+
+_DAMAGE = ("missing", "truncated", "corruption", "version")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("verify", help="check every file of a run's snapshots, or of one")
+    parser.add_argument("path", help="a run directory or a single snapshot")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--lazy", action="store_true", help="of replay segments read headers and block tables only"
+    )
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Verify and print; 0 all whole, 1 damage, 2 something could not be read."""
+    run = open_run(options.path)
+    problems: dict[str, list[Problem]] = {}
+    for info in run.snapshots:
+        with _progress_bar(info.name, not options.json) as progress:
+            problems[info.path] = verify_snapshot(
+                info.path, eager=not options.lazy, progress=progress
+            )
+    if options.json:
+        print(json.dumps(_report(run, problems), indent=1))
+    else:
+        _print_table(run.snapshots, problems, run.problems)
+    kinds = {problem.kind for found in problems.values() for problem in found}
+    kinds.update(problem.kind for problem in run.problems)
+    if kinds & set(_DAMAGE):
+        return 1
+    return 2 if kinds else 0
+
+
+def _report(run: Run, problems: dict[str, list[Problem]]) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "run_id": run.run_id,
+        "ok": not run.problems and not any(problems.values()),
+        "snapshots": [
+            {
+                "name": info.name,
+                "path": info.path,
+                "ok": not problems[info.path],
+                "size_bytes": info.size_bytes,
+                "problems": [problem.to_dict() for problem in problems[info.path]],
+            }
+            for info in run.snapshots
+        ],
+        "problems": [problem.to_dict() for problem in run.problems],
+    }
+
+
+def _print_table(
+    snapshots: Sequence[SnapshotInfo],
+    problems: dict[str, list[Problem]],
+    others: Sequence[Problem],
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pyengine.cli.inspect import format_bytes
+
+    console = Console(highlight=False)
+    table = Table("snapshot", "files", "size", "result", box=None)
+    for info in snapshots:
+        found = problems[info.path]
+        result = f"[red]{len(found)} problems[/red]" if found else "[green]whole[/green]"
+        table.add_row(info.name, f"{len(info.files)}", format_bytes(info.size_bytes), result)
+    console.print(table)
+    for problem in [*others, *(item for found in problems.values() for item in found)]:
+        console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress_bar(name: str, is_wanted: bool) -> Iterator[Progress | None]:
+    if not is_wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
