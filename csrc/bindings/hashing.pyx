@@ -27,7 +27,7 @@ cdef extern from "format.h" nogil:
     struct pe_segment_header:
         unsigned int header_bytes
         uint64_t file_bytes
-        uint64_t block_count
+        uint64_t block_table_offset
 
 cdef Py_ssize_t RELEASE_GIL_BYTES = 32768
 
@@ -97,7 +97,8 @@ def seal_image(image):
     try:
         _check_image(&view)
         header = <const pe_segment_header *>view.buf
-        scratch = <uint8_t *>malloc(header.header_bytes + 8 * header.block_count)
+        scratch = <uint8_t *>malloc(
+            header.header_bytes + (header.file_bytes - header.block_table_offset))
         if scratch == NULL:
             raise MemoryError
         with nogil:
