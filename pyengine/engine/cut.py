@@ -227,7 +227,7 @@ def new_copier() -> Copier:
     """Return the copier for this machine: CUDA's where CUDA is in use, else the CPU's."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         from pyengine.capture.copiers.cuda import CudaCopier
 
         return CudaCopier()

@@ -185,8 +185,8 @@ def _absent(
     """Yield a line for everything that is not put back."""
     for name, record in saved.items():
         if name in tracked.excluded:
-            reason = tracked.excluded[name]
-            yield ComponentReport(name, record.kind, "excluded", note=f"here: {reason}")
+            note = f"here: {tracked.excluded[name]}"
+            yield ComponentReport(name, record.kind, "excluded", note=note)
         elif name not in tracked.names:
             yield ComponentReport(name, record.kind, "not tracked", note="left in the snapshot")
         elif name in tracked.rings and options.replay == "skip":

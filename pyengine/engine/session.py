@@ -149,14 +149,14 @@ class Session:
 
     def _fail_pending(self, error: WriterDiedError) -> None:
         """Decide what a writer that is given up has left undecided, and take the slots back."""
-        from pyengine.catalog.scan import is_committed
+        from pyengine.catalog.commit import find_committed
 
         names = {pending.sequence: pending.name for pending in self._pending}
         for entry in self.control.entries:
             sequence, state = entry.snapshot
-            if state == SnapshotState.COMMITTING and is_committed(
-                self.run_dir, names.get(sequence, "")
-            ):
+            name = names.get(sequence)
+            is_committing = state == SnapshotState.COMMITTING and name is not None
+            if is_committing and find_committed(self.run_dir, str(name)) is not None:
                 entry.move_snapshot(sequence, state, SnapshotState.COMMITTED)
             elif state in (SnapshotState.PENDING, SnapshotState.COMMITTING):
                 entry.fail(sequence, {"type": "WriterDiedError", "message": str(error)})

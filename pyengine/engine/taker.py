@@ -158,7 +158,7 @@ class Taker:
                 found.append(error_of)
         if session.persist_seconds is not None:
             self._trigger.persisted(session.persist_seconds)
-        for error in found:
+        for one in found:
             if self._raises:
-                raise error
-            logger.warning("%s", error)
+                raise one
+            logger.warning("%s", one)
