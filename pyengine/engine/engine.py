@@ -122,12 +122,12 @@ class SnapshotEngine:
         for a name in use, UntrackableError for an object that cannot be restored in place,
         RingInUseError for a ring that another engine tracks; nothing was added then.
         """
-        self._live()
+        session = self._live()
         components, rings = self._tracked.build(objects)
         bound: list[Any] = []
         try:
             for name, ring in rings.items():
-                ring.bind(self._owner, name, strict=self._strict)
+                ring.bind(self._owner, name, line=session.control.line, strict=self._strict)
                 bound.append(ring)
         except BaseException:
             for ring in bound:

@@ -63,9 +63,9 @@ class _Work:
 def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
     """Open the first line of a run, or a new one beside those that are there."""
     start_rows = {
-        name: [ring.control.total_count(lane) for lane in range(ring.num_lanes)]
+        name: [ring.control.total_count(lane) for lane in range(ring.num_envs)]
         for name, ring in tracked.rings.items()
-        if ring.is_allocated
+        if ring.control is not None
     }
     line = open_line(session.run_dir, session.claim.generation, parent=None, start_rows=start_rows)
     _begin_line(session, tracked, line.id, None)
@@ -88,7 +88,7 @@ def restore_snapshot(
     line = open_line(session.run_dir, generation, parent=info, start_rows=start_rows)
     with commit_lock(session.run_dir, generation) as held:
         for ring in work.rings.values():
-            ring.adopt(held, info, line.id)
+            ring.adopt(held, line.id)
     with markers.applying(session.run_dir, generation, info.name):
         applying(True)
         _begin_line(session, tracked, line.id, info.name)
@@ -110,7 +110,7 @@ def _begin_line(session: Session, tracked: Tracked, line: int, parent: str | Non
     session.control.parent = parent
     session.is_line_open = True
     for ring in tracked.rings.values():
-        ring.line = line
+        ring.set_line(line)
 
 
 # --- before anything changes ------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _apply(tracked: Tracked, work: _Work, options: RestoreOptions) -> None:
         _apply_phases(components, work, before=Phase.RING)
         goes_on = any(component.kind == "environment" for component in components)
         for ring in work.rings.values():
-            work.reports.append(ring.install(options, breaks=not goes_on))
+            work.reports.append(ring.install(options, keep_breaks=goes_on))
         _apply_phases(components, work, after=Phase.RING)
         bad = nonfinite_parameters(components)
         for component in components:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
+from pyengine.replay.install import SegmentFile
 
 if TYPE_CHECKING:
     from pyengine.engine.restore import RestoreOptions
@@ -41,58 +43,65 @@ class RingRestore:
         self._ring = ring
         self._header = header
         self._mutable = mutable
-        self._directory = os.path.join(info.path, BUFFER, name)
+        self._info = info
         self._size_bytes = sum(
             record.size_bytes
             for record in info.files
             if record.path.startswith(f"{BUFFER}/{name}/")
         )
-        self._records: dict[str, pool.FileRecordTuple] = {}
-        self._pool = ""
+        self._files: dict[str, SegmentFile] = {}
 
     @property
     def start_rows(self) -> list[int]:
         """The next row id of every lane."""
         return [lane.total_count for lane in self._header.lanes]
 
-    def adopt(self, held: CommitLock, info: SnapshotInfo, line: int) -> None:
+    def adopt(self, held: CommitLock, line: int) -> None:
         """Give the full segment files names in the pool, under the new line; durable on return."""
-        self._pool = pool.pool_directory(held.run_dir, self._name)
-        self._records = pool.adopt_files(
-            held,
-            info,
-            self._header,
-            line=line,
-            next_sequence=self._ring.next_file_sequence,
+        # The line is new, so that its file numbers begin anew.
+        numbers = itertools.count(1)
+        directory = pool.pool_directory(held.run_dir, self._name)
+        records = pool.adopt_files(
+            held, self._info, self._header, line=line, next_sequence=lambda: next(numbers)
         )
+        for file in {extent.file for extent in self._header.extents}:
+            self._files[file] = self._segment_file(file, records.get(file), directory)
 
-    def install(self, options: RestoreOptions, *, breaks: bool) -> ComponentReport:
+    def install(self, options: RestoreOptions, *, keep_breaks: bool) -> ComponentReport:
         """Put the rows into the ring; only open rows are read now, unless asked for eagerly."""
         rows = self._ring.install(
             self._header,
-            self._image_path,
-            self._records,
-            mutable=self._mutable,
+            self._files,
+            self._mutable,
             eager=options.eager,
-            last=options.replay_last,
-            breaks=breaks,
+            replay_last=options.replay_last,
+            keep_breaks=keep_breaks,
         )
         note = "" if options.replay_last is None else f"replay_last={options.replay_last}"
-        if rows < self._header.row_count and not note:
-            note = f"{self._header.row_count - rows} rows of the snapshot did not come back"
         return ComponentReport(self._name, "ring", "restored", self._size_bytes, rows, note)
 
     def install_sampler(self) -> None:
         """Set the ring's own generator, after every user callable has run."""
-        self._ring.set_sampler(self._header.sampler)
+        storage = self._ring.storage
+        sampler = self._header.sampler
+        if storage is not None:
+            storage.core.seed_state = (int(sampler["state"], 16), int(sampler["increment"], 16))
 
-    def _image_path(self, file: str) -> str:
+    def _segment_file(
+        self, file: str, record: pool.FileRecordTuple | None, directory: str
+    ) -> SegmentFile:
         """Return where a file of the header lies: in the pool where it was adopted."""
-        record = self._records.get(file)
+        path = f"{BUFFER}/{self._name}/{file}"
+        listed = self._info.file(path)
+        if listed is None:
+            shown = os.path.join(self._info.path, path)
+            raise DamageError(f"{shown}: the manifest does not list this file", path=shown)
+        checksum = int(listed.xxh3_64, 16)
         if record is None:
-            return os.path.join(self._directory, file)
+            return SegmentFile(os.path.join(self._info.path, path), checksum, None)
         line, lane, first_row, row_count, sequence, _, _ = record
-        return os.path.join(self._pool, PoolName(line, lane, first_row, row_count, sequence).text)
+        name = PoolName(line, lane, first_row, row_count, sequence).text
+        return SegmentFile(os.path.join(directory, name), checksum, record)
 
 
 def read_ring(

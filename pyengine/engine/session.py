@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from pyengine.shm.states import SnapshotState, StagingState
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
     from pyengine.replay.ring import ReplayBuffer
+    from pyengine.replay.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Session:
 
     def __init__(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
         self._pending: list[PendingSnapshot] = []
-        self._given: set[str] = set()
+        self._given: dict[str, weakref.ref[Storage]] = {}
         self._sequence = 0
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
@@ -116,10 +118,12 @@ class Session:
     # --- the writer ------------------------------------------------------------------------
 
     def give_ring(self, name: str, ring: ReplayBuffer) -> None:
-        """Hand a ring's memory to the writer, once it has any."""
-        if name not in self._given and ring.is_allocated:
-            self.link.give_ring(name, ring.arena, ring.seal_event)
-            self._given.add(name)
+        """Hand a ring's memory to the writer, once it has any, and when a restore replaced it."""
+        storage = ring.storage
+        given = self._given.get(name)
+        if storage is not None and (given is None or given() is not storage):
+            self.link.give_ring(name, storage.arena, storage.seal_event)
+            self._given[name] = weakref.ref(storage)
 
     def poll(self) -> None:
         """Take in news from the writer and replace it when it died.
