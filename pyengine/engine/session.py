@@ -122,7 +122,9 @@ class Session:
         storage = ring.storage
         given = self._given.get(name)
         if storage is not None and (given is None or given() is not storage):
-            self.link.give_ring(name, storage.arena, storage.seal_event)
+            self.link.give_ring(
+                name, storage.arena, storage.seal_event, schema=ring.schema.to_record()
+            )
             self._given[name] = weakref.ref(storage)
 
     def poll(self) -> None:

@@ -106,6 +106,10 @@ class Taker:
             self._wish = None
 
         try:
+            # The writer must have every ring before it sees the snapshot.
+            for ring in self._tracked.rings.values():
+                ring.mutable_arrays()
+            self._hand_over_rings()
             draft = draft_of(session, sequence, step, metrics, self._identity)
             self._cutter.take(slot, draft, meta_of(draft), published)
         finally:
