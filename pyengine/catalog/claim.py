@@ -8,6 +8,7 @@ it is waited for, and ended where it is proven to be frozen.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -68,6 +69,10 @@ class Claim:
         if self._lock.is_held:
             self._lock.release()
             _registry.leave(self.run_dir)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.release()
 
     def __enter__(self) -> Claim:
         return self

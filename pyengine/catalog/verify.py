@@ -58,17 +58,19 @@ class _Verifier:
         self._eager = eager
         self._progress = progress
         self._done_bytes = 0
+        self._shown_bytes = 0
         self._segments: dict[str, segment.SegmentHeader] = {}
 
     def run(self) -> list[Problem]:
         problems = []
         for record in self._info.files:
-            before = self._done_bytes
+            begun_bytes = self._done_bytes
             try:
                 self._check(record)
             except (PyengineError, OSError) as error:
                 problems.append(Problem.of(error, os.path.join(self._info.path, record.path)))
-            self._report(before + record.size_bytes - self._done_bytes)
+            self._done_bytes = begun_bytes
+            self._report(record.size_bytes)
         for record in self._info.files:
             if os.path.basename(record.path) == names.BUFFER_HEADER:
                 try:
@@ -79,15 +81,18 @@ class _Verifier:
 
     def _report(self, more_bytes: int) -> None:
         self._done_bytes += more_bytes
+        self._shown_bytes = max(self._shown_bytes, self._done_bytes)  # a second look counts once
         if self._progress is not None:
-            self._progress(self._done_bytes, self._info.size_bytes)
+            self._progress(self._shown_bytes, self._info.size_bytes)
 
     def _check(self, record: FileRecord) -> None:
+        begun_bytes = self._done_bytes
         fd = open_beneath(self._info.path, record.path)
         try:
             try:
                 self._check_open(fd, record)
             except DamageError:
+                self._done_bytes = begun_bytes
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 self._check_open(fd, record)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyengine.catalog import scan
@@ -51,9 +52,7 @@ def _snapshot_report(info: SnapshotInfo) -> dict[str, Any]:
 
 
 def _print_tables(run: Run) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = open_console()
     console.print(f"run [bold]{run.run_id}[/bold]  {run.path}", soft_wrap=True)
     if len(run.snapshots) == 1 and scan.has_manifest(run.path):
         _print_snapshot(console, run.snapshots[0])
@@ -66,9 +65,11 @@ def _print_tables(run: Run) -> None:
 
 
 def _print_snapshots(console: Console, run: Run) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("snapshot", "step", "line", "created (UTC)", "size", "components", box=None)
+    table = Table(
+        Column("snapshot", overflow="fold"), "step", "line", "created", "size", "saved", box=None
+    )
     for info in run.snapshots:
         saved = sum(component.status == "saved" for component in info.components)
         table.add_row(
@@ -101,6 +102,13 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
     console.print(table)
     for name, value in info.metrics.items():
         console.print(f"metric {escape(name)} = {value!r}")
+
+
+def open_console() -> Console:
+    """Return a console on stdout; wide where that is no terminal, so that nothing is cut off."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def format_bytes(count: int) -> str:

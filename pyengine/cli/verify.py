@@ -11,6 +11,7 @@ from typing import Any
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.catalog.run import Run, open_run
 from pyengine.catalog.verify import Progress, verify_snapshot
+from pyengine.cli.inspect import format_bytes, open_console
 
 _DAMAGE = ("missing", "truncated", "corruption", "version")
 
@@ -70,13 +71,10 @@ def _print_table(
     problems: dict[str, list[Problem]],
     others: Sequence[Problem],
 ) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from pyengine.cli.inspect import format_bytes
-
-    console = Console(highlight=False)
-    table = Table("snapshot", "files", "size", "result", box=None)
+    console = open_console()
+    table = Table(Column("snapshot", overflow="fold"), "files", "size", "result", box=None)
     for info in snapshots:
         found = problems[info.path]
         result = f"[red]{len(found)} problems[/red]" if found else "[green]whole[/green]"

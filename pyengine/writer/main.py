@@ -1,0 +1,128 @@
+"""The writer process: a fresh interpreter without torch and NumPy, started by the trainer.
+
+`python -m pyengine.writer <socket fd>`, or `main([fd])` in an interpreter whose import path is the
+trainer's. It outlives the trainer to drain. Exit status 0: everything was finished; 1: it was not;
+2: it never got to work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+
+from pyengine import config
+from pyengine.catalog import commit, janitor
+from pyengine.catalog.claim import writer_lock
+from pyengine.catalog.commit_lock import commit_lock
+from pyengine.errors import ClosedError, StaleGenerationError
+from pyengine.events import logger
+from pyengine.format import names
+from pyengine.shm.channel import Channel
+from pyengine.writer.loop import Loop
+from pyengine.writer.session import Session
+from pyengine.writer.trainer import Trainer
+from pyengine.writer.workers import Workers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a writer over the inherited socket whose number is the only argument."""
+    (fd,) = sys.argv[1:] if argv is None else argv
+    _leave_terminal()
+    with Channel.from_fd(int(fd)) as channel:
+        trainer = Trainer()
+        session = _greet(channel)
+        if session is None:
+            return 2
+        _log_to(session)
+        try:
+            return _work(session, trainer)
+        except BaseException:
+            logger.exception("the writer ends by an error")
+            raise
+        finally:
+            logging.shutdown()
+
+
+def _leave_terminal() -> None:
+    """No terminal signal, no output, a little less priority than the trainer."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    with contextlib.suppress(OSError):
+        os.nice(config.WRITER_NICE)
+
+
+def _greet(channel: Channel) -> Session | None:
+    try:
+        received = channel.receive(config.WRITER_START_SECONDS)
+    except ClosedError:
+        return None
+    if received is None or received[0].get("kind") != "hello" or len(received[1]) != 1:
+        return None
+    message, fds = received
+    return Session(channel, message, fds[0])
+
+
+def _log_to(session: Session) -> None:
+    name = names.generation_log_name(session.generation)
+    path = os.path.join(session.run_dir, names.GENERATIONS, name)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.info("writer of generation %d started", session.generation)
+
+
+def _work(session: Session, trainer: Trainer) -> int:
+    # A predecessor that is still at it (stopped, then continued) must be gone before anything of
+    # the control block is touched.
+    with writer_lock(session.run_dir, session.generation), Workers() as workers:
+        _clear_predecessor(session)
+        session.take_back()
+        with _signal_pipe() as signal_fd:
+            loop = Loop(session, workers, trainer, signal_fd)
+            signal.signal(signal.SIGTERM, lambda *_: loop.terminate())
+            session.tell("ready", pid=os.getpid())
+            complete = loop.run()
+        session.tell("drained", complete=complete)
+        logger.info("writer ends, %s", "all done" if complete else "unfinished")
+        if not complete:
+            # A thread may hang in the disk; the kernel ends it, and takes the locks back.
+            logging.shutdown()
+            os._exit(1)
+    trainer.close()
+    session.close()
+    return 0
+
+
+def _clear_predecessor(session: Session) -> None:
+    try:
+        with commit_lock(session.run_dir, session.generation) as held:
+            trash = janitor.sweep_predecessor(held)
+        commit.empty_trash(trash)
+    except StaleGenerationError as error:
+        # Each staged snapshot will fail by the same error, which the trainer then sees.
+        logger.error("%s", error)
+
+
+@contextlib.contextmanager
+def _signal_pipe() -> Iterator[int]:
+    """A descriptor that becomes readable with every signal."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(former)
+        os.close(reader)
+        os.close(writer)

@@ -1,0 +1,110 @@
+"""The pool: restored files get names of the new line, old lines' files go at its first commit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from pyengine.catalog import lines, pool
+from pyengine.catalog.commit_lock import commit_lock
+from pyengine.errors import DamageError, StaleGenerationError, TruncatedFileError
+from pyengine.format import names
+from pyengine.format.buffer_header import BufferHeader
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Rule
+
+NEW = 0xCD
+
+
+@pytest.fixture
+def committed(run, make):
+    info = make.publish(run.run_dir)
+    with open(os.path.join(info.path, "buffer/replay/buffer_header.json"), "rb") as file:
+        return run, info, BufferHeader.from_bytes(file.read(), path="h")
+
+
+def _adopt(run, info, header):
+    counter = itertools.count(40)
+    with commit_lock(run.run_dir, 1) as held:
+        return pool.adopt_files(held, info, header, line=NEW, next_sequence=lambda: next(counter))
+
+
+def test_full_segments_are_linked_under_new_names(committed):
+    run, info, header = committed
+    adopted = _adopt(run, info, header)
+    assert sorted(adopted) == ["segment-a.seg", "segment-b.seg"]
+    line, lane, first_row, row_count, sequence, checksum, file_bytes = adopted["segment-a.seg"]
+    assert (line, lane, first_row, row_count, sequence) == (NEW, 0, 0, 4, 40)
+    record = info.file("buffer/replay/segment-a.seg")
+    assert (f"{checksum:016x}", file_bytes) == (record.xxh3_64, record.size_bytes)
+    name = names.PoolName(line, lane, first_row, row_count, sequence).text
+    assert os.path.samefile(
+        os.path.join(run.run_dir, "segments/replay", name),
+        os.path.join(info.path, "buffer/replay/segment-a.seg"),
+    )
+
+
+def test_refused_links_become_copies_with_one_warning(committed, monkeypatch, caplog):
+    run, info, header = committed
+    rules = [Rule(op=op, action="error", errno="EPERM", times=0) for op in ("link", "clone")]
+    monkeypatch.setattr(door, "active", FaultDoor(rules))
+    assert len(_adopt(run, info, header)) == 2
+    assert len([record for record in caplog.records if "copied" in record.message]) == 1
+    assert not [n for n in os.listdir(run.run_dir + "/segments/replay") if n.startswith(".tmp")]
+
+
+def test_shortened_file_is_typed_before_it_is_adopted(committed):
+    run, info, header = committed
+    path = os.path.join(info.path, "buffer/replay/segment-b.seg")
+    os.truncate(path, os.path.getsize(path) - 1)
+    with pytest.raises(TruncatedFileError) as caught:
+        _adopt(run, info, header)
+    assert caught.value.path == path
+
+
+def test_unlisted_file_is_refused(committed):
+    import dataclasses
+
+    run, info, header = committed
+    bare = dataclasses.replace(info, files=())
+    with pytest.raises(DamageError):
+        _adopt(run, bare, header)
+
+
+def test_first_commit_of_a_line_removes_the_pool_of_others(committed, make):
+    run, info, _ = committed
+    old = lines.open_line(run.run_dir, 1, parent=None, start_rows={"replay": (0, 0)})
+    new = lines.open_line(run.run_dir, 1, parent=info, start_rows={"replay": [10, 3]})
+    directory = os.path.join(run.run_dir, "segments", "replay")
+    os.makedirs(directory)
+    for line in (old.id, new.id, 12345):
+        for name in (names.PoolName(line, 0, 0, 4, 1).text, names.PartName(line, 2).text):
+            with open(os.path.join(directory, name), "w"):
+                pass
+    make.publish(run.run_dir, sequence=2, line=new.id)
+    left = {name[:16] for name in os.listdir(directory)}
+    assert left == {new.text, names.line_text(12345)}
+
+
+def test_removing_needs_the_newest_generation(committed):
+    run, _, _ = committed
+    with pytest.raises(StaleGenerationError), commit_lock(run.run_dir, 0) as held:
+        pool.remove_pool_files(held, "replay", ["x"])
+
+
+def test_removing_what_is_gone_is_no_error(committed):
+    run, _, _ = committed
+    with commit_lock(run.run_dir, 1) as held:
+        pool.remove_pool_files(held, "replay", ["x"])
+
+
+def test_lines_are_read_back(committed):
+    run, info, _ = committed
+    line = lines.open_line(run.run_dir, 1, parent=info, start_rows={"replay": [10, 3]})
+    assert lines.read_lines(run.run_dir) == {line.text: line}
+    assert (line.parent, line.parent_line) == (info.name, info.line)
+    with open(os.path.join(run.run_dir, "lines", "00000000000000ff.json"), "w") as file:
+        file.write("{}")
+    assert list(lines.read_lines(run.run_dir)) == [line.text]

@@ -1,0 +1,112 @@
+"""Retention: only ancestors go, and never the ones that somebody needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyengine.catalog import retention
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.lines import Line
+from pyengine.format.manifest import Manifest
+
+A, B, C = "000000000000000a", "000000000000000b", "000000000000000c"
+
+
+def _snapshot(generation, sequence, line):
+    return SnapshotInfo.of(
+        "x",
+        Manifest(
+            run_id="r",
+            generation=generation,
+            sequence=sequence,
+            line=line,
+            global_step=1000 - sequence,
+            created_at="",
+        ),
+    )
+
+
+def _line(text, parent=None):
+    return Line(
+        id=int(text, 16),
+        generation=1,
+        parent=parent.name if parent else None,
+        parent_line=parent.line if parent else None,
+        start_rows={},
+        opened_at="",
+    )
+
+
+ON_A = [_snapshot(1, sequence, A) for sequence in range(1, 6)]
+
+
+def _plan(snapshots, lines, **options):
+    options.setdefault("keep_last", 2)
+    return set(retention.plan(snapshots, lines={line.text: line for line in lines}, **options))
+
+
+def _named(*snapshots):
+    return {snapshot.name for snapshot in snapshots}
+
+
+def test_last_n_of_one_line_stay():
+    assert _plan(ON_A, [_line(A)]) == _named(*ON_A[:3])
+
+
+def test_order_is_generation_and_sequence_not_step_or_position():
+    assert _plan(ON_A[::-1], [_line(A)]) == _named(*ON_A[:3])
+
+
+def test_nothing_goes_while_there_are_few():
+    assert _plan(ON_A[:2], [_line(A)]) == set()
+    assert _plan([], []) == set()
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_newest_always_stays(keep_last):
+    assert _plan(ON_A, [_line(A)], keep_last=keep_last) == _named(*ON_A[:4])
+
+
+def test_locked_and_newest_verified_stay():
+    gone = _plan(
+        ON_A,
+        [_line(A)],
+        keep_last=1,
+        locked={ON_A[1].name},
+        verified={ON_A[0].name, ON_A[2].name},
+    )
+    assert gone == _named(ON_A[0], ON_A[3])
+
+
+def test_resumed_run_keeps_n_and_not_one_for_every_resume():
+    on_b = _snapshot(2, 1, B)
+    on_c = [_snapshot(3, 1, C), _snapshot(3, 2, C)]
+    lines = [_line(A), _line(B, ON_A[-1]), _line(C, on_b)]
+    assert _plan([*ON_A, on_b, *on_c], lines) == _named(*ON_A, on_b)
+
+
+def test_line_that_was_left_behind_keeps_what_was_not_an_ancestor():
+    on_b = [_snapshot(2, sequence, B) for sequence in (1, 2)]
+    lines = [_line(A), _line(B, ON_A[2])]
+    assert _plan([*ON_A, *on_b], lines) == _named(*ON_A[:3])
+
+
+def test_fresh_line_has_no_ancestors():
+    on_b = [_snapshot(2, sequence, B) for sequence in (1, 2, 3)]
+    assert _plan([*ON_A, *on_b], [_line(A), _line(B)]) == _named(on_b[0])
+
+
+def test_history_goes_on_through_a_parent_that_is_gone():
+    on_b = [_snapshot(2, sequence, B) for sequence in (1, 2)]
+    lines = [_line(A), _line(B, ON_A[-1])]
+    assert _plan([*ON_A[:2], *on_b], lines) == _named(*ON_A[:2])
+
+
+def test_unrecorded_line_ends_the_known_history():
+    on_b = [_snapshot(2, sequence, B) for sequence in (1, 2, 3)]
+    assert _plan([*ON_A, *on_b], [_line(A)]) == _named(on_b[0])
+
+
+def test_circular_lines_end():
+    on_b = _snapshot(2, 1, B)
+    assert _plan([*ON_A, on_b], [_line(A, on_b), _line(B, ON_A[-1])]) == _named(*ON_A[:4])

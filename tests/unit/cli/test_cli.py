@@ -1,0 +1,92 @@
+"""The command line, as a process: exit status, JSON on stdout, nothing else there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def _pyengine(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "pyengine.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def two(run, make):
+    return run, [make.publish(run.run_dir, sequence=sequence) for sequence in (1, 2)]
+
+
+def test_inspect_lists_snapshots_as_json(two):
+    run, infos = two
+    done = _pyengine("inspect", run.run_dir, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert [item["name"] for item in report["snapshots"]] == [info.name for info in infos]
+    assert report["latest"] == infos[1].name
+    assert report["snapshots"][0]["metrics"] == {"return": "nan"}
+
+
+def test_inspect_prints_tables_for_people(two):
+    run, infos = two
+    done = _pyengine("inspect", run.run_dir)
+    assert done.returncode == 0
+    assert infos[0].name in done.stdout
+    done = _pyengine("inspect", infos[0].path)
+    assert "policy" in done.stdout
+
+
+def test_verify_whole_run(two):
+    run, _ = two
+    done = _pyengine("verify", run.run_dir, "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], len(report["snapshots"])) == (0, True, 2)
+    done = _pyengine("verify", run.run_dir)
+    assert done.returncode == 0
+    assert done.stdout.count("whole") == 2
+
+
+def test_verify_names_damage(two):
+    run, infos = two
+    os.truncate(os.path.join(infos[1].path, "model/policy.safetensors"), 5)
+    done = _pyengine("verify", run.run_dir, "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (1, False)
+    (problem,) = report["snapshots"][1]["problems"]
+    assert (problem["kind"], problem["offset"]) == ("truncated", 5)
+    assert problem["path"] == os.path.join(infos[1].path, "model/policy.safetensors")
+    assert _pyengine("verify", infos[0].path).returncode == 0
+    assert "truncated" in _pyengine("verify", infos[1].path).stdout
+
+
+def test_damaged_manifest_is_damage(two):
+    run, infos = two
+    os.truncate(os.path.join(infos[1].path, "manifest.json"), 50)
+    assert _pyengine("inspect", run.run_dir).returncode == 1
+    assert _pyengine("verify", run.run_dir, "--json").returncode == 1
+    done = _pyengine("verify", infos[1].path)
+    assert done.returncode == 1
+    assert "manifest.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect", "/nonexistent"), ("verify", "/nonexistent"), (), ("fly",)]
+)
+def test_trouble_is_status_two(arguments):
+    done = _pyengine(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr
+
+
+def test_command_line_loads_neither_torch_nor_numpy():
+    code = "import sys, pyengine.cli.main; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
