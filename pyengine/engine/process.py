@@ -26,6 +26,8 @@ _BOOT = (
     "from pyengine.writer.main import main; raise SystemExit(main(sys.argv[1:]))"
 )
 
+_WORDS_BYTES = 65536
+
 
 class WriterProcess:
     """A running writer and this side of its channel; owns both and the pidfd.
@@ -37,6 +39,8 @@ class WriterProcess:
         self._popen: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._pidfd = -1
+        # What it says before it puts its own descriptors in order: why it could not start.
+        self._words = -1
         try:
             run_whole(self._start)
         except BaseException:
@@ -72,7 +76,9 @@ class WriterProcess:
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit status {code}"
+        lines = os.pread(self._words, _WORDS_BYTES, 0).decode("utf-8", "replace").splitlines()
+        said = f" ({lines[-1]})" if lines else ""
+        return f"ended with exit status {code}{said}"
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the process; whether it came."""
@@ -97,28 +103,31 @@ class WriterProcess:
                 # It drains and ends by itself; Popen must not complain of it when collected.
                 self._popen.returncode = 0
             self._popen = None
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._close_fds()
 
     def disown(self) -> None:
         """In a forked child: forget the process, which is the parent's."""
         if self._popen is not None:
             self._popen.returncode = 0
             self._popen = None
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._close_fds()
+
+    def _close_fds(self) -> None:
+        for fd in (self._pidfd, self._words):
+            if fd >= 0:
+                os.close(fd)
+        self._pidfd = self._words = -1
 
     def _start(self) -> None:
         self._channel, theirs = Channel.pair()
+        self._words = os.memfd_create("pyengine-writer-words", os.MFD_CLOEXEC)
         with theirs:
             fd = theirs.fileno()
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, ":".join(_import_path()), str(fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._words,
                 pass_fds=(fd,),
                 start_new_session=True,
                 cwd="/",
