@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_
 from pyengine.capture.protocol import state_methods, type_name
 from pyengine.capture.rngs import rng_kind
 from pyengine.errors import ConfigError, UntrackableError
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+from pyengine.format.names import is_component_name
 
 
 def build_component(name: str, value: Any) -> Component:
@@ -37,8 +35,8 @@ def build_component(name: str, value: Any) -> Component:
     Raises UntrackableError, whose text shows the form that works, for objects that cannot be
     restored in place; ConfigError for a name that cannot be part of a file name.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a tracked object: use letters, digits, '_.-'")
+    if not is_component_name(name):
+        raise ConfigError(f"{name!r} cannot name a tracked object: it becomes part of a file name")
     component = _torch_component(name, value) or _other_component(name, value)
     if component is None:
         raise UntrackableError(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pyengine.capture.files import read_parts
+from pyengine.capture.files import damage_in, read_parts
 from pyengine.capture.merge import Merge
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
@@ -73,7 +73,8 @@ class Component(ABC):
     def decode(self, files: Mapping[str, Any]) -> Decoded:
         """Read the state from verified files (relative path -> bytes); DamageError, no change."""
         structure, tensors, path = read_parts(files, self.name, self.kind)
-        return Decoded(self._decode(structure, tensors, path))
+        with damage_in(path):
+            return Decoded(self._decode(structure, tensors, path))
 
     @abstractmethod
     def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any: ...

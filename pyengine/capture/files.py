@@ -14,7 +14,8 @@ A .safetensors file beside a structure exists only where the structure refers to
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,9 @@ import msgpack
 
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
-from pyengine.errors import DamageError, FormatVersionError
+from pyengine.errors import DamageError, FormatVersionError, PyengineError
+from pyengine.format.names import META
 
-META_FILE = "meta.json"
 STATE_VERSION = 1
 """Version of the structures in msgpack files, metadata and meta.json."""
 
@@ -41,7 +42,7 @@ _FOLDERS = {
 }
 KINDS = frozenset(_FOLDERS)
 _IN_METADATA = frozenset({"module", "tensor"})
-_IN_META_FILE = frozenset({"counters", "scheduler", "scaler"})
+_IN_META = frozenset({"counters", "scheduler", "scaler"})
 FIXED_KINDS = frozenset({"module", "tensor", "optimizer", "rng"})
 """Kinds whose tensors keep their shapes from one snapshot to the next."""
 
@@ -72,8 +73,8 @@ def tensor_path(name: str, kind: str) -> str:
 
 def structure_path(name: str, kind: str) -> str:
     """Return the relative path of the file that holds a component's structure."""
-    if kind in _IN_META_FILE:
-        return META_FILE
+    if kind in _IN_META:
+        return META
     return tensor_path(name, kind) if kind in _IN_METADATA else f"{_FOLDERS[kind]}/{name}.msgpack"
 
 
@@ -113,7 +114,7 @@ def is_in_metadata(kind: str) -> bool:
 
 def is_in_meta_file(kind: str) -> bool:
     """Return whether the structure of this kind goes into meta.json."""
-    return kind in _IN_META_FILE
+    return kind in _IN_META
 
 
 def read_parts(
@@ -144,10 +145,21 @@ def read_parts(
     return structure, tensors, path
 
 
+@contextmanager
+def damage_in(path: str) -> Iterator[None]:
+    """Turn the errors of a structure that is not what it should be into a DamageError."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        if isinstance(error, PyengineError):
+            raise
+        raise DamageError(f"{path}: malformed structure: {error!r}", path=path) from None
+
+
 def _envelope(
     files: Mapping[str, Any], path: str, name: str, kind: str, tensors: TensorFile | None
 ) -> Any:
-    if kind in _IN_META_FILE:
+    if kind in _IN_META:
         return json.loads(bytes(files[path]))["state"][name]
     if kind in _IN_METADATA:
         assert tensors is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyengine.capture.decode import Decoder
-from pyengine.capture.files import read_parts
+from pyengine.capture.files import damage_in, read_parts
 from pyengine.capture.kinds.module import decode_module
 from pyengine.capture.kinds.optimizer import decode_optimizer
 from pyengine.capture.leaves import plain
@@ -23,11 +23,12 @@ def load_component(files: Mapping[str, Any], name: str, kind: str) -> Any:
     writable `files` buffers. Needs no native code.
     """
     structure, tensors, path = read_parts(files, name, kind)
-    if kind == "module":
-        return plain(decode_module(structure, tensors, path)["state"])
-    if kind == "optimizer" and structure["mode"] == "standard":
-        return _optimizer_state(structure, tensors, path)
-    return plain(Decoder(tensors, path).decode(structure["tree"]))
+    with damage_in(path):
+        if kind == "module":
+            return plain(decode_module(structure, tensors, path)["state"])
+        if kind == "optimizer" and structure["mode"] == "standard":
+            return _optimizer_state(structure, tensors, path)
+        return plain(Decoder(tensors, path).decode(structure["tree"]))
 
 
 def _optimizer_state(structure: Node, tensors: TensorFile | None, path: str) -> dict[str, Any]:

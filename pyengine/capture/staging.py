@@ -20,7 +20,6 @@ from pyengine.capture.component import Captured
 from pyengine.capture.copiers import Copier
 from pyengine.capture.files import (
     FIXED_KINDS,
-    META_FILE,
     BlobPart,
     TensorPart,
     blob_bytes,
@@ -38,6 +37,7 @@ from pyengine.config import PAGE_BYTES
 from pyengine.errors import CaptureError, ClosedError
 from pyengine.format.descriptor import FilePlan, SlotRange
 from pyengine.format.manifest import ComponentRecord
+from pyengine.format.names import META
 
 _SORT = attrgetter("shape", "dtype")
 
@@ -92,7 +92,7 @@ class StagingLayout:
         structures = {
             one.name: (one.kind, one.structure) for one in captured if is_in_meta_file(one.kind)
         }
-        blobs.append(BlobPart(META_FILE, meta_bytes(meta, structures)))
+        blobs.append(BlobPart(META, meta_bytes(meta, structures)))
         return self._place(tensors, blobs, captured)
 
     def _place(
@@ -111,7 +111,7 @@ class StagingLayout:
             written.append((end, blob.data))
             files.append(FilePlan(blob.path, (SlotRange(end, len(blob.data)),)))
             end = _page_up(end + len(blob.data))
-        sizes = {file.path: _size(file) for file in files}
+        sizes = {file.path: file.size_bytes for file in files}
         records = tuple(_record(one, sizes) for one in captured)
         return StagingPlan(tuple(files), records, end, tuple(placed), tuple(written))
 
@@ -253,12 +253,8 @@ def _blob_part(one: Captured) -> BlobPart:
 
 def _record(one: Captured, sizes: Mapping[str, int]) -> ComponentRecord:
     paths = component_paths(one.name, one.kind, has_tensors=bool(one.names))
-    total = sum(sizes[path] for path in paths if path != META_FILE)
+    total = sum(sizes[path] for path in paths if path != META)
     return ComponentRecord(one.name, one.kind, "saved", None, paths, total)
-
-
-def _size(file: FilePlan) -> int:
-    return sum(len(p) if isinstance(p, bytes) else p.length for p in file.pieces)
 
 
 def _page_up(size: int) -> int:

@@ -109,10 +109,11 @@ class TensorFile:
         self._buffer = memoryview(buffer).cast("B")
         table, self._payload = self._read_header()
         metadata = table.pop("__metadata__", {})
-        if not isinstance(metadata, dict):
-            raise self._damage("the metadata is not a map")
-        self.structure: str | None = metadata.get(STRUCTURE_KEY)
-        self._logical: dict[str, Logical] = json.loads(metadata.get(DTYPES_KEY, "{}"))
+        try:
+            self.structure: str | None = metadata.get(STRUCTURE_KEY)
+            self._logical: dict[str, Logical] = dict(json.loads(metadata.get(DTYPES_KEY, "{}")))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise self._damage(f"its metadata is malformed: {error}") from None
         self._records = {name: self._record(name, entry) for name, entry in table.items()}
         self._check_cover()
 
@@ -146,7 +147,7 @@ class TensorFile:
         record, logical = self._find(name)
         try:
             dtype = numpy_dtype(record.tag, logical)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, IndexError) as error:
             raise self._damage(f"{name!r}: {error}") from None
         shape = self._logical_shape(name, record, logical, dtype.itemsize)
         data = self._buffer[self._payload + record.start : self._payload + record.end]

@@ -320,7 +320,9 @@ def _encodes(text: str) -> bool:
 
 
 def _describe(value: Any) -> str:
-    return f"a {type_name(value)} ({repr(value)[:60]})"
+    name = type_name(value).replace(":", ".").removeprefix("builtins.")
+    shown = getattr(value, "__qualname__", None) or repr(value)
+    return f"a {name} ({shown if len(shown) <= 60 else '...' + shown[-57:]})"
 
 
 def _int(value: int) -> Node:

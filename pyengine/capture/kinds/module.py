@@ -11,7 +11,7 @@ from torch import nn
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
 from pyengine.capture.decode import Decoder
-from pyengine.capture.inplace import is_consistent, same_bits, write_tensor
+from pyengine.capture.inplace import has_overlap, is_consistent, same_bits, write_tensor
 from pyengine.capture.merge import Merge
 from pyengine.capture.protocol import type_name
 from pyengine.capture.tensorfile import TensorFile
@@ -110,8 +110,12 @@ class ModuleComponent(Component):
                 f"{len(live)} entries",
                 f"{len(saved)} entries",
             )
+        plain = is_plain(bare(self.module))
         for name, value in live.items():
             self._check_value(name, value, saved[name])
+            if not plain and isinstance(value, torch.Tensor) and has_overlap(value):
+                what = f"elements of {name} share memory, which load_state_dict() cannot write"
+                raise self._mismatch(what, _sort(value), _sort(saved[name]))
         return self._check_ties(live, decoded.value)
 
     def _check_value(self, name: str, live: Any, saved: Any) -> None:
