@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import pickle
 import select
@@ -89,6 +91,16 @@ def _child_main(
             sys.exit(1)
         sender.send(("error", RuntimeError(f"{type(error).__name__}: {error}")))
         sys.exit(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forkserver() -> None:
+    """Start the server before any test marks the environment; it imports torch once for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The server of Python 3.11 looks for what it preloads here only.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(os.path.isdir, sys.path)))
+        multiprocessing.resource_tracker.ensure_running()
+        multiprocessing.forkserver.ensure_running()
 
 
 @pytest.fixture
