@@ -24,7 +24,7 @@ NOOP, FIRE, RIGHT = 0, 1, 2
 
 
 class Atari:
-    """One game, played by `step(action)`; call `reset()` first and after every end of an episode."""
+    """One game, played by `step(action)`; `reset()` begins it and each further episode."""
 
     def __init__(self, game: str, seed: int) -> None:
         gymnasium.register_envs(ale_py)

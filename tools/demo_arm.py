@@ -1,6 +1,6 @@
 """One arm of the demo: examples/dqn_atari.py, unchanged, with a stop-watch around its calls.
 
-    python tools/demo_arm.py --saves engine --arm-dir DIR [options of dqn_atari.py]
+    PYTHONPATH=examples python tools/demo_arm.py --saves engine --arm-dir DIR [its options]
 
 `--saves engine` trains with a SnapshotEngine, `--saves pickle` with torch.save and pickle. The last
 event of a life that reaches its end holds the SHA-256 of parameters, Adam moments and valid rows.
@@ -8,28 +8,20 @@ event of a life that reaches its end holds the SHA-256 of parameters, Adam momen
 
 from __future__ import annotations
 
-import sys
-import time
-
-PROCESS_STARTED_NS = time.monotonic_ns()
-
 import argparse
 import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dqn_atari
 import numpy as np
-import torch
+import torch._dynamo  # noqa: F401  the first optimizer would load it, in the middle of a resume
 from demo_log import ArmLog
 from demo_pickle import PickledCheckpoints, PlainRing, plain_fields
 
 import pyengine
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-import dqn_atari
-
-IMPORTED_NS = time.monotonic_ns()
 
 
 class TimedRing:
@@ -59,6 +51,7 @@ class TimedEngine:
 
     def __init__(self, engine: Any, log: ArmLog) -> None:
         self.tracked: dict[str, Any] = {}
+        self.restored_ns = 0
         self.tick_ns = 0
         self.saving = False
         self.started = False
@@ -75,6 +68,7 @@ class TimedEngine:
         begin = time.perf_counter_ns()
         report = self._engine.restore()
         seconds = (time.perf_counter_ns() - begin) / 1e9
+        self.restored_ns = time.monotonic_ns()
         self._log.event("restored", seconds=seconds, next_step=report.next_step)
         return report
 
@@ -103,12 +97,12 @@ class Recorder:
     def __call__(self, *, step: int, action: int, reward: float, loss: float | None) -> None:
         now = time.monotonic_ns()
         engine = self._engine
-        if self._last_ns:
-            self._log.step(
-                step, now, now - self._last_ns, engine.tick_ns, self._ring.add_ns,
-                float("nan") if loss is None else loss, action, int(reward),
-                engine.saving, engine.started,
-            )  # fmt: skip
+        begin = self._last_ns or engine.restored_ns
+        self._log.step(
+            step, now, now - begin, engine.tick_ns, self._ring.add_ns,
+            float("nan") if loss is None else loss, action, int(reward),
+            engine.saving, engine.started,
+        )  # fmt: skip
         self._last_ns = time.monotonic_ns()
 
 
@@ -165,9 +159,7 @@ def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> N
         plain = PlainRing(
             plain_fields(dqn_atari.SCHEMA), capacity=options.capacity, seed=options.seed
         )
-        checkpoints = PickledCheckpoints(
-            Path(options.run_dir), every_steps=options.snapshot_every
-        )
+        checkpoints = PickledCheckpoints(Path(options.run_dir), every_steps=options.snapshot_every)
         finish(options, TimedRing(plain, log), TimedEngine(checkpoints, log), log)
         return
     with (
@@ -179,9 +171,7 @@ def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> N
         finish(options, TimedRing(ring, log), TimedEngine(engine, log), log)
 
 
-def finish(
-    options: argparse.Namespace, ring: TimedRing, engine: TimedEngine, log: ArmLog
-) -> None:
+def finish(options: argparse.Namespace, ring: TimedRing, engine: TimedEngine, log: ArmLog) -> None:
     """Train to the end and say what came out."""
     before = written_bytes()
     dqn_atari.train(options, ring, engine, on_step=Recorder(ring, engine, log))
@@ -201,7 +191,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     options = dqn_atari.parse_arguments([*rest, "--run-dir", str(args.arm_dir / "run")])
     log = ArmLog(args.arm_dir)
-    log.event("imported", seconds=(IMPORTED_NS - PROCESS_STARTED_NS) / 1e9)
+    log.event("imported")
     run(args, options, log)
 
 

@@ -2,8 +2,8 @@
 
 A buffer of plain arrays, one file by torch.save for the learner and one pickle of the arrays for
 the replay, all of it again at every save, inside the training loop. No fsync and no checksum, as in
-the libraries; kinder than most of them in one point: a new file replaces the old one by rename, so a
-kill in mid-save leaves the previous pair.
+the libraries; kinder than most of them in one point: a new file replaces the old one by rename, so
+a kill in mid-save leaves the previous pair.
 """
 
 from __future__ import annotations
