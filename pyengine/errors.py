@@ -84,7 +84,7 @@ class FieldShapeError(RowError):
 
 
 class FieldDtypeError(RowError):
-    """A value has a dtype that does not convert to its field's without loss."""
+    """A value's dtype does not convert to its field's: another kind, or integers out of range."""
 
 
 class MissingFieldError(RowError):

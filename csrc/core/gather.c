@@ -1,0 +1,240 @@
+/* Reading rows: draws, gathers, updates by ref, and the verification of mapped blocks. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "hash.h"
+#include "ring.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+/* A row found: its image, its number in the segment, and the table index it came from. */
+struct place {
+  const uint8_t *image;
+  uint64_t row;
+  uint64_t lane;
+  uint64_t segment;
+  uint64_t position;
+};
+
+#define STACK_PLACES 256
+
+enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs) {
+  const uint64_t lanes = ring->control->lanes;
+  uint64_t rows = 0;
+  for (uint64_t lane = 0; lane < lanes; lane++)
+    rows += pe_lane_total(ring, lane) - pe_lane_tail(ring, lane);
+  if (rows == 0) return PE_EMPTY;
+  for (uint64_t i = 0; i < count; i++) {
+    uint64_t pick = pe_pcg64_below(&ring->rng, rows);
+    uint64_t lane = 0;
+    uint64_t tail = pe_lane_tail(ring, 0);
+    for (uint64_t length = pe_lane_total(ring, 0) - tail; pick >= length;) {
+      pick -= length;
+      lane++;
+      tail = pe_lane_tail(ring, lane);
+      length = pe_lane_total(ring, lane) - tail;
+    }
+    refs[i] = (int64_t)((tail + pick) * lanes + lane);
+  }
+  return PE_OK;
+}
+
+static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs, uint64_t count,
+                                struct place *places, struct pe_fault *fault) {
+  const uint64_t lanes = ring->control->lanes;
+  const uint64_t per_lane = ring->control->rows_per_lane;
+  const uint64_t mask = ring->control->segment_rows - 1;
+  for (uint64_t i = 0; i < count; i++) {
+    const uint64_t ref = (uint64_t)refs[i];
+    const uint64_t lane = lanes == 1 ? 0 : ref % lanes;
+    const uint64_t id = lanes == 1 ? ref : ref / lanes;
+    if (refs[i] < 0 || id >= pe_lane_total(ring, lane) || id < pe_lane_tail(ring, lane)) {
+      fault->row = refs[i];
+      return PE_UNKNOWN_REF;
+    }
+    const uint64_t segment = id >> ring->segment_shift;
+    const uint8_t *image = ring->images[pe_ring_index(ring, lane, segment)];
+    places[i] = (struct place){image, id & mask, lane, segment, lane * per_lane + id % per_lane};
+  }
+  return PE_OK;
+}
+
+static bool is_verified(const struct pe_ring *ring, const struct place *place, uint64_t block) {
+  const _Atomic uint32_t *tags =
+      pe_control_verified(ring->control, place->lane, place->segment);
+  return atomic_load_explicit(&tags[block], memory_order_acquire) ==
+         pe_verified_tag(place->segment);
+}
+
+/* Page-aligned range of a block: images are mapped at pages. */
+static void *block_pages(const uint8_t *image, uint64_t offset, uint64_t *bytes) {
+  const uint64_t begin = offset & ~(uint64_t)(PE_PAGE_BYTES - 1);
+  *bytes = offset + *bytes - begin;
+  /* madvise takes a plain pointer; these advices do not write. */
+  return (void *)(uintptr_t)(image + begin);
+}
+
+static enum pe_status verify_block(struct pe_ring *ring, const struct place *place,
+                                   const struct pe_field_record *field, uint64_t index,
+                                   struct pe_fault *fault) {
+  uint64_t offset, bytes;
+  pe_block_range(field, index, &offset, &bytes);
+  uint64_t span = bytes;
+  void *pages = block_pages(place->image, offset, &span);
+  /* A bad sector or a file cut short is an error here; touching it would be SIGBUS. EINVAL: a
+   * kernel older than 5.14, which cannot ask. */
+  if (madvise(pages, span, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
+    *fault = (struct pe_fault){-1, place->lane, place->segment, offset, 0, (uint64_t)errno};
+    return PE_UNREADABLE;
+  }
+  const struct pe_segment_header *header = (const void *)place->image;
+  const uint64_t *table = (const void *)(place->image + header->block_table_offset);
+  const uint64_t block = field->first_block + index;
+  const uint64_t got = pe_hash(place->image + offset, bytes);
+  if (got != table[block]) {
+    *fault = (struct pe_fault){-1, place->lane, place->segment, offset, table[block], got};
+    return PE_DAMAGED;
+  }
+  _Atomic uint32_t *tags = pe_control_verified(ring->control, place->lane, place->segment);
+  atomic_store_explicit(&tags[block], pe_verified_tag(place->segment), memory_order_release);
+  return PE_OK;
+}
+
+/* Verify every mapped block that the rows of one field lie in. First all reads are asked for, so
+ * that they overlap, then each is waited for and hashed. */
+static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_record *field,
+                                   const struct place *places, uint64_t count, bool ask,
+                                   struct pe_fault *fault) {
+  for (uint64_t i = 0; i < count; i++) {
+    if (!ring->is_file[pe_ring_index(ring, places[i].lane, places[i].segment)]) continue;
+    const uint64_t index = places[i].row >> field->block_shift;
+    if (is_verified(ring, &places[i], field->first_block + index)) continue;
+    if (ask) {
+      uint64_t offset, bytes;
+      pe_block_range(field, index, &offset, &bytes);
+      void *pages = block_pages(places[i].image, offset, &bytes);
+      (void)madvise(pages, bytes, MADV_WILLNEED);
+      continue;
+    }
+    const enum pe_status status = verify_block(ring, &places[i], field, index, fault);
+    if (status != PE_OK) return status;
+  }
+  return PE_OK;
+}
+
+static enum pe_status verify_rows(struct pe_ring *ring, const struct place *places, uint64_t count,
+                                  uint8_t *const *outputs, struct pe_fault *fault) {
+  for (int pass = 0; pass < 2; pass++) {
+    for (uint32_t f = 0; f < ring->field_count; f++) {
+      if (outputs[f] == NULL) continue;
+      const enum pe_status status =
+          verify_field(ring, &ring->fields[f], places, count, pass == 0, fault);
+      if (status != PE_OK) return status;
+    }
+  }
+  return PE_OK;
+}
+
+static void copy_field(const struct pe_field_record *field, const struct place *places,
+                       uint64_t count, uint8_t *output) {
+  const size_t bytes = (size_t)field->row_bytes;
+  const uint64_t offset = field->offset;
+  /* Constant sizes let the compiler copy in registers; rewards, flags and actions are these. */
+  switch (bytes) {
+#define CASE(size)                                                                       \
+  case size:                                                                             \
+    for (uint64_t i = 0; i < count; i++)                                                 \
+      memcpy(output + i * (size), places[i].image + offset + places[i].row * (size), (size)); \
+    return
+    CASE(1);
+    CASE(2);
+    CASE(4);
+    CASE(8);
+#undef CASE
+    default:
+      for (uint64_t i = 0; i < count; i++) {
+        if (i + 4 < count)
+          __builtin_prefetch(places[i + 4].image + offset + places[i + 4].row * bytes);
+        memcpy(output + i * bytes, places[i].image + offset + places[i].row * bytes, bytes);
+      }
+  }
+}
+
+enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_t count,
+                              uint8_t *const *outputs, uint8_t *const *mutable_outputs,
+                              struct pe_fault *fault) {
+  struct place stack[STACK_PLACES];
+  struct place *places = stack;
+  if (count > STACK_PLACES) {
+    places = malloc((size_t)count * sizeof *places);
+    if (places == NULL) return PE_OUT_OF_MEMORY;
+  }
+  enum pe_status status = find_rows(ring, refs, count, places, fault);
+  if (status != PE_OK) goto done;
+  if (ring->file_count > 0) {
+    status = verify_rows(ring, places, count, outputs, fault);
+    if (status != PE_OK) goto done;
+  }
+  for (uint32_t f = 0; f < ring->field_count; f++)
+    if (outputs[f] != NULL) copy_field(&ring->fields[f], places, count, outputs[f]);
+  for (uint32_t f = 0; f < ring->mutable_count; f++) {
+    if (mutable_outputs[f] == NULL) continue;
+    const size_t bytes = (size_t)ring->mutables[f].row_bytes;
+    const uint8_t *values = ring->base + ring->mutables[f].offset;
+    for (uint64_t i = 0; i < count; i++)
+      memcpy(mutable_outputs[f] + i * bytes, values + places[i].position * bytes, bytes);
+  }
+done:
+  if (places != stack) free(places);
+  return status;
+}
+
+enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_t *refs,
+                              uint64_t count, const uint8_t *values, uint64_t value_stride,
+                              uint64_t *lost, struct pe_fault *fault) {
+  const uint64_t lanes = ring->control->lanes;
+  const uint64_t per_lane = ring->control->rows_per_lane;
+  for (uint64_t i = 0; i < count; i++) {
+    if (refs[i] < 0 || (uint64_t)refs[i] / lanes >= pe_lane_total(ring, (uint64_t)refs[i] % lanes)) {
+      fault->row = refs[i];
+      return PE_UNKNOWN_REF;
+    }
+  }
+  const size_t bytes = (size_t)ring->mutables[field].row_bytes;
+  uint8_t *base = ring->base + ring->mutables[field].offset;
+  *lost = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    const uint64_t lane = (uint64_t)refs[i] % lanes;
+    const uint64_t id = (uint64_t)refs[i] / lanes;
+    if (id < pe_lane_tail(ring, lane)) {
+      ++*lost;
+      continue;
+    }
+    memcpy(base + (lane * per_lane + id % per_lane) * bytes, values + i * value_stride, bytes);
+  }
+  ring->lost_updates += *lost;
+  return PE_OK;
+}
+
+void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
+                     int64_t *refs) {
+  const uint64_t lanes = ring->control->lanes;
+  const uint64_t per_lane = ring->control->rows_per_lane;
+  for (uint64_t i = 0; i < count; i++) {
+    const uint64_t position = (uint64_t)positions[i];
+    const uint64_t lane = position / per_lane;
+    refs[i] = -1;
+    if (positions[i] < 0 || lane >= lanes) continue;
+    const uint64_t total = pe_lane_total(ring, lane);
+    const uint64_t tail = pe_lane_tail(ring, lane);
+    /* The newest row id below total that is congruent to the position. */
+    const uint64_t slot = position % per_lane;
+    if (slot >= total) continue;
+    const uint64_t id = total - 1 - (total - 1 - slot) % per_lane;
+    if (id >= tail) refs[i] = (int64_t)(id * lanes + lane);
+  }
+}

@@ -1,0 +1,74 @@
+#include "hash.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+static pe_hash_function bound;
+
+void pe_hash_bind(pe_hash_function function) { bound = function; }
+
+uint64_t pe_hash(const void *data, size_t bytes) { return bound(data, bytes); }
+
+pe_hash_function pe_hash_find(const char *path) {
+  static const char *const names[] = {"XXH3_64bits_dispatch", "XXH3_64bits"};
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) return NULL;
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    void *symbol = dlsym(library, names[i]);
+    if (symbol != NULL) {
+      /* POSIX lets an object pointer from dlsym become a function pointer; ISO C has no cast. */
+      pe_hash_function function;
+      memcpy(&function, &symbol, sizeof function);
+      return function;
+    }
+  }
+  return NULL;
+}
+
+void pe_block_range(const struct pe_field_record *field, uint64_t index, uint64_t *offset,
+                    uint64_t *bytes) {
+  const uint64_t step = field->row_bytes << field->block_shift;
+  const uint64_t begin = index * step;
+  const uint64_t end = index + 1 == field->block_count ? field->region_bytes : begin + step;
+  *offset = field->offset + begin;
+  *bytes = end - begin;
+}
+
+uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch) {
+  const struct pe_segment_header *header = (const void *)image;
+  const struct pe_field_record *fields = pe_segment_fields(header);
+  uint64_t *table = (uint64_t *)(void *)(image + header->block_table_offset);
+
+  for (uint32_t f = 0; f < header->field_count; f++) {
+    for (uint64_t b = 0; b < fields[f].block_count; b++) {
+      uint64_t offset, bytes;
+      pe_block_range(&fields[f], b, &offset, &bytes);
+      table[fields[f].first_block + b] = pe_hash(image + offset, bytes);
+    }
+  }
+  const size_t table_bytes =
+      (size_t)(header->file_bytes - PE_TRAILER_BYTES - header->block_table_offset);
+  memset((uint8_t *)(table + header->block_count), 0,
+         table_bytes + PE_TRAILER_BYTES - 8 * (size_t)header->block_count);
+  memcpy(scratch, image, header->header_bytes);
+  memcpy(scratch + header->header_bytes, table, table_bytes);
+  const uint64_t checksum = pe_hash(scratch, header->header_bytes + table_bytes);
+  memcpy(image + header->file_bytes - PE_TRAILER_BYTES, &checksum, sizeof checksum);
+  return checksum;
+}
+
+int64_t pe_image_verify(const uint8_t *image) {
+  const struct pe_segment_header *header = (const void *)image;
+  const struct pe_field_record *fields = pe_segment_fields(header);
+  const uint64_t *table = (const uint64_t *)(const void *)(image + header->block_table_offset);
+
+  for (uint32_t f = 0; f < header->field_count; f++) {
+    for (uint64_t b = 0; b < fields[f].block_count; b++) {
+      uint64_t offset, bytes;
+      pe_block_range(&fields[f], b, &offset, &bytes);
+      if (pe_hash(image + offset, bytes) != table[fields[f].first_block + b])
+        return (int64_t)(fields[f].first_block + b);
+    }
+  }
+  return -1;
+}

@@ -1,0 +1,28 @@
+/* XXH3-64 of blocks and images. The hash itself is bound at import: see hashing.pyx. */
+#ifndef PE_HASH_H
+#define PE_HASH_H
+
+#include "format.h"
+
+typedef uint64_t (*pe_hash_function)(const void *data, size_t bytes);
+
+/* Use `function` from now on, in this extension module. */
+void pe_hash_bind(pe_hash_function function);
+
+uint64_t pe_hash(const void *data, size_t bytes);
+
+/* Find XXH3-64 in the shared object at `path`; NULL where it cannot be opened or has none. */
+pe_hash_function pe_hash_find(const char *path);
+
+/* Bytes of block `index` of `field`: a field's last block ends with its region. */
+void pe_block_range(const struct pe_field_record *field, uint64_t index, uint64_t *offset,
+                    uint64_t *bytes);
+
+/* Hash every block of the image into its block table and the trailer; return the file checksum.
+ * `scratch` holds header_bytes + 8 * block_count bytes. */
+uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch);
+
+/* Index of the first block whose hash is not the one in the table, or -1. */
+int64_t pe_image_verify(const uint8_t *image);
+
+#endif

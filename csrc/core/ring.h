@@ -1,0 +1,171 @@
+/*
+ * The trainer's side of a ring: append rows, age them out, gather them.
+ *
+ * A ring is a window over an append-only log of segments. Row `id` of a lane lives in segment
+ * id / R; the look-up is one table of image addresses, whether the image is a slot in shared memory
+ * or a mapped file. Rows are never overwritten in place.
+ *
+ * One read-write lock a ring: append, update and the cut exclusive, gathers shared. Draws have a
+ * mutex of their own. Nothing here calls Python, waits for a slot, or allocates while appending:
+ * where no slot is free a call returns PE_NO_SLOT with the rows it has already added.
+ */
+#ifndef PE_RING_H
+#define PE_RING_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "control.h"
+#include "format.h"
+#include "pcg64.h"
+
+enum pe_status {
+  PE_OK = 0,
+  PE_NO_SLOT = 1,     /* every free place is held by a pending snapshot */
+  PE_NO_MEMORY = 2,   /* shared memory has no room; fault.got holds errno */
+  PE_BUSY = 3,        /* the calling thread already holds the lock */
+  PE_UNKNOWN_REF = 4, /* fault.row names it */
+  PE_EMPTY = 5,
+  PE_DAMAGED = 6,    /* a block's hash differs */
+  PE_UNREADABLE = 7, /* a mapped block cannot be read; fault.got holds errno */
+  PE_OUT_OF_MEMORY = 8,
+};
+
+/* What went wrong where; filled in for the statuses that say so. */
+struct pe_fault {
+  int64_t row;
+  uint64_t lane;
+  uint64_t segment;
+  uint64_t offset;
+  uint64_t expected;
+  uint64_t got;
+};
+
+/* One field's values in caller memory: value (step, lane) at data + step * step_bytes + lane *
+ * lane_bytes; both strides are 0 for a constant. */
+struct pe_source {
+  const uint8_t *data;
+  uint64_t step_bytes;
+  uint64_t lane_bytes;
+};
+
+struct pe_mutable_field {
+  uint64_t row_bytes;
+  uint64_t offset; /* in the arena, flat by position */
+};
+
+/* A snapshot that still needs rows: active while *word is (sequence, PENDING or COMMITTING). */
+struct pe_hold {
+  _Atomic uint64_t *word;
+  uint64_t sequence;
+  uint64_t *tails;
+  uint64_t *totals;
+};
+
+#define PE_MAX_HOLDS 4
+
+struct pe_ring {
+  struct pe_ring_control *control;
+  uint8_t *base; /* the arena */
+  int arena_fd;
+  int seal_event; /* eventfd that wakes the writer, or -1 */
+
+  uint32_t segment_shift;
+  uint32_t field_count; /* append fields, the start field last */
+  uint32_t mutable_count;
+  const uint8_t *header_image; /* template of a segment's header */
+  uint64_t header_bytes;
+  const struct pe_field_record *fields;
+  const struct pe_mutable_field *mutables;
+  const uint32_t *end_fields; /* append fields that end an episode */
+  uint32_t end_count;
+
+  const uint8_t **images; /* lane * table_length + segment mod table_length -> image, or NULL */
+  bool *is_file;
+  uint64_t file_count; /* images that are mapped files */
+  uint64_t *free_slots;
+  uint64_t free_count;
+  bool *is_reserved; /* slot ranges that have memory */
+  uint64_t retired_files; /* mapped images that left the window since the caller last looked */
+
+  struct pe_hold holds[PE_MAX_HOLDS];
+  uint64_t lost_updates; /* updates of refs that left the window */
+  struct pe_pcg64 rng;
+
+  pthread_rwlock_t lock;
+  pthread_mutex_t draw;
+};
+
+/* Set up the process-private side over a control block whose slots are all FREE or, where an engine
+ * hands over a live arena, in use. Allocates; PE_OUT_OF_MEMORY where it cannot. */
+enum pe_status pe_ring_open(struct pe_ring *ring);
+void pe_ring_close(struct pe_ring *ring);
+
+enum pe_status pe_ring_lock(struct pe_ring *ring);
+enum pe_status pe_ring_lock_shared(struct pe_ring *ring);
+bool pe_ring_try_lock(struct pe_ring *ring);
+void pe_ring_unlock(struct pe_ring *ring);
+
+/* Append `steps` rows to each of `lane_count` lanes from `lane_begin`; `mask` (steps x lane_count
+ * bytes, or NULL for all) leaves rows out. Exclusive lock held. `done` counts whole steps. */
+enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
+                              uint64_t steps, const struct pe_source *sources,
+                              const struct pe_source *mutables, const uint8_t *mask,
+                              uint64_t *done, struct pe_fault *fault);
+
+/* Give one more free slot memory unless `ahead` have it, off the append path. PE_OK: one was given,
+ * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
+
+/* Mark the end of a sequence: the lane's next row does not continue the last. */
+void pe_ring_break(struct pe_ring *ring, uint64_t lane);
+
+/* Register a pending snapshot with the lanes' present windows; false where all places are taken. */
+bool pe_ring_hold(struct pe_ring *ring, _Atomic uint64_t *word, uint64_t sequence);
+
+/* Forget all pending snapshots: their words are about to go away. */
+void pe_ring_drop_holds(struct pe_ring *ring);
+
+/* Overwrite mutable field `field` at refs[0..count); refs that left the window are counted. */
+enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_t *refs,
+                              uint64_t count, const uint8_t *values, uint64_t value_stride,
+                              uint64_t *lost, struct pe_fault *fault);
+
+/* Draw `count` refs, each valid row alike, with replacement. Draw mutex and shared lock held. */
+enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs);
+
+/* Copy rows refs[0..count) of the fields whose `outputs` entry is not NULL. Shared lock held. */
+enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_t count,
+                              uint8_t *const *outputs, uint8_t *const *mutable_outputs,
+                              struct pe_fault *fault);
+
+/* Translate positions to refs; -1 where the position holds no valid row. */
+void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
+                     int64_t *refs);
+
+/* Restore: set a lane's window, let a segment live in a mapped file, or open a slot whose first rows
+ * the caller fills in. Exclusive lock held, before the first append. */
+void pe_ring_set_lane(struct pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t total_count,
+                      bool break_pending);
+void pe_ring_map_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
+                         const uint8_t *image, const struct pe_file *file);
+enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
+                                    uint8_t **image, struct pe_fault *fault);
+
+/* Free aged-out slots that no pending snapshot holds any more. Exclusive lock held. */
+void pe_ring_collect(struct pe_ring *ring);
+
+static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
+  return lane * ring->control->table_length + (segment & (ring->control->table_length - 1));
+}
+
+static inline uint64_t pe_lane_total(const struct pe_ring *ring, uint64_t lane) {
+  return atomic_load_explicit(&pe_control_lane(ring->control, lane)->total_count,
+                              memory_order_acquire);
+}
+
+static inline uint64_t pe_lane_tail(const struct pe_ring *ring, uint64_t lane) {
+  return atomic_load_explicit(&pe_control_lane(ring->control, lane)->tail, memory_order_acquire);
+}
+
+#endif

@@ -1,0 +1,89 @@
+from collections.abc import Buffer, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class BlockFault(Exception):
+    """A mapped block that cannot be read (`error_number` > 0) or whose hash differs (0)."""
+
+    lane: int
+    segment: int
+    offset: int
+    expected: int | None
+    got: int | None
+    error_number: int
+    def __init__(
+        self,
+        lane: int,
+        segment: int,
+        offset: int,
+        expected: int | None,
+        got: int | None,
+        error_number: int,
+    ) -> None: ...
+
+class NoMemory(Exception):
+    """Shared memory had no room for a segment slot."""
+
+    error_number: int
+
+class RingCore:
+    """The trainer's side of a ring over its arena (csrc/core/ring.h); every call is one native call.
+
+    Fields go by number: append fields in schema order (the reserved start field last), then mutable
+    fields. Holds a view of the arena until closed. Calls raise UnknownRefError, EmptyRingError,
+    BlockFault and NoMemory; wrong sizes are ValueError: the Python layer checks before.
+    """
+
+    seed_state: tuple[int, int]
+    lost_updates: int
+    free_slots: int
+    mapped_segments: int
+    def __init__(
+        self,
+        arena: Buffer,
+        arena_fd: int,
+        seal_event: int,
+        header_image: bytes,
+        names: tuple[str, ...],
+        formats: bytes,
+        mutables: tuple[tuple[int, int], ...],
+        defaults: tuple[bytes | None, ...],
+        end_fields: tuple[int, ...],
+    ) -> None: ...
+    def close(self) -> None: ...
+    def disarm(self) -> None: ...
+    def lock(self) -> None: ...
+    def unlock(self) -> None: ...
+    def append(
+        self,
+        values: list[Any],
+        lane_begin: int,
+        lane_count: int,
+        steps: int,
+        done: int,
+        mask: Buffer | None,
+    ) -> int:
+        """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
+    def add_exact(self, fields: dict[str, Any], mask: Any) -> int:
+        """Append one step given exactly. 1 done, 0 look closer (nothing was done), -1 no slot."""
+    def reserve_ahead(self, ahead: int) -> bool | None: ...
+    def break_lane(self, lane: int) -> None: ...
+    def collect(self) -> None: ...
+    def hold(self, words: Buffer, offset: int, sequence: int) -> None: ...
+    def drop_holds(self) -> None: ...
+    def take_retired(self) -> int: ...
+    def draw(self, refs: NDArray[np.int64]) -> None: ...
+    def gather(
+        self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
+    ) -> None: ...
+    def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
+    def update(
+        self, field: int, refs: NDArray[np.int64], values: Any, constant: bool = False
+    ) -> int: ...
+    def set_lane(self, lane: int, tail: int, total_count: int, break_pending: bool) -> None: ...
+    def map_segment(
+        self, lane: int, segment: int, address: int, record: tuple[int, ...]
+    ) -> None: ...
+    def open_segment(self, lane: int, segment: int) -> int: ...

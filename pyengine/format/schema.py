@@ -1,0 +1,241 @@
+"""The schema of a ring: which fields a row has, and which of them may change after the append.
+
+A schema is a plain value. It knows names, shapes and dtypes; it does not touch memory, NumPy or
+torch. Nested dicts are flattened with "/": {"obs": {"camera": ...}} has the field "obs/camera".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from pyengine.errors import SchemaError
+from pyengine.format.dtypes import BY_NAME, Dtype, dtype_name
+
+START_FIELD = "@start"
+"""Reserved append field of every ring (uint8): 1 where a row does not continue the one before it."""
+
+MAX_NAME_BYTES = 63
+MAX_DIMENSIONS = 8
+MAX_FIELDS = 1024
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Field:
+    """One field of a row.
+
+    `shape` is the shape of one row's value, `dtype` its element type. An append field
+    (`mutable=False`) never changes once its row was added. A mutable field may be changed through
+    `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small (priorities,
+    flags). `default` (mutable fields only) is stored where `add` is not given a value.
+
+    Raises SchemaError for a shape or dtype that cannot be stored.
+    """
+
+    shape: Shape
+    dtype: str
+    mutable: bool
+    default: float | int | bool | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        dtype: object = "float32",
+        *,
+        mutable: bool = False,
+        default: float | int | bool | None = None,
+    ) -> None:
+        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        if len(sizes) > MAX_DIMENSIONS or any(size < 1 for size in sizes):
+            raise SchemaError(
+                f"a field takes up to {MAX_DIMENSIONS} dimensions of at least 1, got {sizes}"
+            )
+        try:
+            name = dtype_name(dtype)
+        except KeyError:
+            raise SchemaError(
+                f"dtype {dtype!r} cannot be stored; choose one of {', '.join(BY_NAME)}"
+            ) from None
+        if default is not None and not mutable:
+            raise SchemaError("only a mutable field takes a default: append fields are always given")
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", name)
+        object.__setattr__(self, "mutable", mutable)
+        object.__setattr__(self, "default", default)
+
+    @property
+    def spec(self) -> Dtype:
+        """The entry of the dtype table."""
+        return BY_NAME[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's value."""
+        return prod(self.shape) * self.spec.item_bytes
+
+
+FieldLike = Field | tuple[Any, Any] | str | Mapping[str, Any]
+
+
+class Schema(Mapping[str, Field]):
+    """The fields of a row, by flat name, in order.
+
+    `Schema({"obs": ((4, 84, 84), "uint8"), "reward": "float32", "priority": Field(mutable=True)})`
+    takes a Field, a (shape, dtype) pair, a dtype (a scalar field), or a dict of the same (nested).
+    `episode_end` names boolean scalar fields; a row in which one is true ends its episode, and
+    nothing that spans rows crosses the break after it.
+
+    Raises SchemaError for names, shapes or dtypes that cannot be stored.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, FieldLike], *, episode_end: Sequence[str] = ()
+    ) -> None:
+        self._fields: dict[str, Field] = dict(_flatten(fields, ""))
+        self.episode_end = tuple(episode_end)
+        if not any(not field.mutable for field in self._fields.values()):
+            raise SchemaError("a schema needs at least one append field")
+        if len(self._fields) > MAX_FIELDS:
+            raise SchemaError(f"a schema takes up to {MAX_FIELDS} fields, got {len(self._fields)}")
+        for name in self.episode_end:
+            field = self._fields.get(name)
+            if field is None or field.shape != () or field.dtype != "bool" or field.mutable:
+                raise SchemaError(f"episode_end={name!r} must name an append field ((), 'bool')")
+
+    @classmethod
+    def from_env(cls, env: Any, **fields: FieldLike) -> Schema:
+        """Return the schema of one transition of a Gymnasium environment, single or vectorised.
+
+        Fields: obs, action, reward (float32), next_obs, terminated, truncated; `fields` adds more.
+        """
+        observation = getattr(env, "single_observation_space", None) or env.observation_space
+        action = getattr(env, "single_action_space", None) or env.action_space
+        return cls.from_spaces(observation, action, **fields)
+
+    @classmethod
+    def from_spaces(cls, observation: Any, action: Any, **fields: FieldLike) -> Schema:
+        """Return the schema of one transition for two Gymnasium spaces.
+
+        Box, Discrete, MultiDiscrete, MultiBinary and nested Dict; others raise SchemaError.
+        """
+        seen = _from_space(observation, "observation space")
+        transition: dict[str, FieldLike] = {
+            "obs": seen,
+            "action": _from_space(action, "action space"),
+            "reward": Field((), "float32"),
+            "next_obs": seen,
+            "terminated": Field((), "bool"),
+            "truncated": Field((), "bool"),
+        }
+        return cls({**transition, **fields}, episode_end=("terminated", "truncated"))
+
+    def __getitem__(self, name: str) -> Field:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.to_record() == other.to_record()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        inner = ", ".join(
+            f"{name}: {field.dtype}{list(field.shape)}{' mutable' if field.mutable else ''}"
+            for name, field in self.items()
+        )
+        return f"Schema({inner})"
+
+    @property
+    def append_fields(self) -> dict[str, Field]:
+        """Append fields by name, the reserved start field last."""
+        fields = {name: field for name, field in self.items() if not field.mutable}
+        return {**fields, START_FIELD: Field((), "uint8")}
+
+    @property
+    def mutable_fields(self) -> dict[str, Field]:
+        """Mutable fields by name."""
+        return {name: field for name, field in self.items() if field.mutable}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's append fields."""
+        return sum(field.row_bytes for field in self.append_fields.values())
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the schema as plain JSON values."""
+        return {
+            "fields": [
+                {
+                    "name": name,
+                    "shape": list(field.shape),
+                    "dtype": field.dtype,
+                    "mutable": field.mutable,
+                    "default": field.default,
+                }
+                for name, field in self.items()
+            ],
+            "episode_end": list(self.episode_end),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Schema:
+        """Return the schema that `to_record` described; SchemaError where it is not one."""
+        try:
+            fields = {
+                str(item["name"]): Field(
+                    item["shape"],
+                    str(item["dtype"]),
+                    mutable=bool(item["mutable"]),
+                    default=item["default"],
+                )
+                for item in record["fields"]
+            }
+            return cls(fields, episode_end=tuple(record["episode_end"]))
+        except (KeyError, TypeError) as error:
+            raise SchemaError(f"not a schema record: {error!r}") from error
+
+
+def _flatten(fields: Mapping[str, FieldLike], prefix: str) -> Iterator[tuple[str, Field]]:
+    for key, value in fields.items():
+        if not isinstance(key, str) or not key or key.startswith("@"):
+            raise SchemaError(f"a field's name is a non-empty string without leading '@': {key!r}")
+        name = prefix + key
+        if len(name.encode()) > MAX_NAME_BYTES or "\0" in name:
+            raise SchemaError(f"field name of more than {MAX_NAME_BYTES} bytes: {name!r}")
+        if isinstance(value, Field):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from _flatten(value, name + "/")
+        elif isinstance(value, tuple):
+            if len(value) != 2:
+                raise SchemaError(f"field {name!r}: expected (shape, dtype), got {value!r}")
+            yield name, Field(value[0], value[1])
+        else:
+            yield name, Field((), value)
+
+
+def _from_space(space: Any, what: str) -> FieldLike:
+    kind = type(space).__name__
+    if kind == "Box":
+        return Field(space.shape, space.dtype)
+    if kind == "Discrete":
+        return Field((), getattr(space, "dtype", None) or "int64")
+    if kind in ("MultiDiscrete", "MultiBinary"):
+        return Field(space.shape, space.dtype)
+    if kind == "Dict":
+        return {
+            key: _from_space(inner, f"{what}[{key!r}]") for key, inner in space.spaces.items()
+        }
+    raise SchemaError(
+        f"{what}: {kind} has no fixed shape to store; wrap the environment so that it shows "
+        "Box, Discrete, MultiDiscrete, MultiBinary or Dict"
+    )

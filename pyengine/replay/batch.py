@@ -1,0 +1,62 @@
+"""Batch: rows gathered from a ring, by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Batch(Mapping[str, Any]):
+    """Rows by field; the arrays are the caller's own, not views of the ring.
+
+    `batch["obs"]` is an array (or tensor) of shape (rows, *shape); of a nested observation it is a
+    dict, and `batch["obs/camera"]` reaches into it. `indices` are the rows' refs (int64), which
+    `ring.update`, `ring.gather` and `ring[...]` take. `weights` are importance weights (float32),
+    all 1 for uniform sampling.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        indices: NDArray[np.int64],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.values_by_field = values
+        self.indices = indices
+        self._weights = weights
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """Importance weights, shape (rows,)."""
+        if self._weights is None:
+            self._weights = np.ones(len(self.indices), np.float32)
+        return self._weights
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.values_by_field:
+            return self.values_by_field[name]
+        prefix = f"{name}/"
+        nested: dict[str, Any] = {}
+        for key, value in self.values_by_field.items():
+            if key.startswith(prefix):
+                *parents, leaf = key[len(prefix) :].split("/")
+                place = nested
+                for parent in parents:
+                    place = place.setdefault(parent, {})
+                place[leaf] = value
+        if not nested:
+            raise KeyError(name)
+        return nested
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.partition("/")[0] for name in self.values_by_field))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{key}: {value.shape}" for key, value in self.values_by_field.items())
+        return f"Batch({len(self.indices)} rows; {fields})"

@@ -1,0 +1,119 @@
+"""What a ring needs: segment rows, slots, arena, all from schema, capacity and lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyengine._native.control import RingControl
+from pyengine.errors import ConfigError
+from pyengine.events import logger
+from pyengine.format.schema import Field, Schema
+from pyengine.format.segment import (
+    SegmentLayout,
+    plan_layout,
+    round_to_page,
+    segment_rows,
+)
+
+_MANY_LANES = 256
+_MEMORY_RATIO = 1.5
+_WORTH_A_WARNING_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """The sizes of a ring. `mutable_offsets` are byte offsets in the arena, one a mutable field."""
+
+    schema: Schema
+    capacity: int
+    num_lanes: int
+    rows_per_lane: int
+    layout: SegmentLayout
+    slot_count: int
+    mutable_bytes: int
+    mutable_offsets: tuple[int, ...]
+    arena_bytes: int
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows of a segment (R)."""
+        return self.layout.row_capacity
+
+    def control_sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return the arguments of RingControl.create and plan_bytes."""
+        return (
+            self.num_lanes,
+            self.rows_per_lane,
+            self.segment_rows,
+            self.slot_count,
+            self.layout.file_bytes,
+            self.layout.block_count,
+            self.mutable_bytes,
+        )
+
+
+def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
+    """Return the plan; ConfigError for counts that cannot work, a warning where memory is wasted."""
+    if num_lanes < 1 or capacity < 1:
+        raise ConfigError(f"capacity={capacity} and num_envs={num_lanes} must be at least 1")
+    if capacity % num_lanes:
+        raise ConfigError(
+            f"capacity={capacity} leaves a remainder over num_envs={num_lanes} lanes; "
+            f"use {capacity - capacity % num_lanes} or {capacity + num_lanes - capacity % num_lanes}"
+        )
+    per_lane = capacity // num_lanes
+    rows = segment_rows(schema.row_bytes, per_lane)
+    layout = plan_layout(schema.append_fields, rows)
+    slot_count = (-(-per_lane // rows) + 1) * num_lanes + max(2, num_lanes // 4)
+    mutable_bytes, starts = _place_mutables(schema.mutable_fields, capacity)
+    sizes = (num_lanes, per_lane, rows, slot_count, layout.file_bytes, layout.block_count)
+    arena_bytes, mutable_offset, _ = RingControl.plan_bytes(*sizes, mutable_bytes)
+    plan = RingPlan(
+        schema,
+        capacity,
+        num_lanes,
+        per_lane,
+        layout,
+        slot_count,
+        mutable_bytes,
+        tuple(mutable_offset + start for start in starts),
+        arena_bytes,
+    )
+    _warn_if_wasteful(plan)
+    return plan
+
+
+def default_bytes(field: Field) -> bytes | None:
+    """Return one row of a mutable field's default, or None where `add` must be given a value."""
+    if field.default is None:
+        return None
+    return np.full(field.shape, field.default, numpy_dtype(field)).tobytes()
+
+
+def numpy_dtype(field: Field) -> np.dtype[Any]:
+    """Return the NumPy dtype that carries a field (bfloat16 as uint16)."""
+    return np.dtype(field.spec.numpy)
+
+
+def _place_mutables(fields: dict[str, Field], capacity: int) -> tuple[int, list[int]]:
+    starts, cursor = [], 0
+    for field in fields.values():
+        starts.append(cursor)
+        cursor += round_to_page(field.row_bytes * capacity)
+    return cursor, starts
+
+
+def _warn_if_wasteful(plan: RingPlan) -> None:
+    rows_bytes = plan.capacity * plan.schema.row_bytes
+    wasteful = plan.arena_bytes > _MEMORY_RATIO * rows_bytes
+    if plan.num_lanes > _MANY_LANES or (wasteful and plan.arena_bytes > _WORTH_A_WARNING_BYTES):
+        logger.warning(
+            "a ring of %d lanes takes %d MiB for %d MiB of rows; one lane whose rows have shape "
+            "(num_envs, *shape) takes less",
+            plan.num_lanes,
+            plan.arena_bytes >> 20,
+            rows_bytes >> 20,
+        )

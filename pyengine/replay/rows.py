@@ -1,0 +1,142 @@
+"""Rows as callers give them, checked and brought into the form that the native append takes.
+
+Everything is checked before anything is appended, so that an error leaves the ring unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine.errors import (
+    FieldDtypeError,
+    FieldShapeError,
+    MissingFieldError,
+    UnknownFieldError,
+)
+from pyengine.format.schema import Field, Schema
+from pyengine.replay.plan import numpy_dtype
+
+Array = NDArray[Any]
+
+
+def flatten(rows: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts with flat keys joined by "/"."""
+    flat: dict[str, Any] = {}
+    for key, value in rows.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def check_names(schema: Schema, rows: Mapping[str, Any]) -> None:
+    """Raise unless `rows` has every field of the schema (defaults apart) and no other."""
+    for name in rows:
+        if name not in schema:
+            raise UnknownFieldError(
+                f"the schema has no field {name!r}; it has {', '.join(schema)}",
+                field=name,
+                expected=tuple(schema),
+                got=name,
+            )
+    for name, field in schema.items():
+        if name not in rows and (not field.mutable or field.default is None):
+            raise MissingFieldError(
+                f"field {name!r} was not given", field=name, expected=name, got=tuple(rows)
+            )
+
+
+def as_rows(name: str, field: Field, value: Any, lead: tuple[int, ...]) -> Array:
+    """Return `value` as a C-contiguous array of shape (*lead, *field.shape) and the field's dtype.
+
+    A leading axis of size 1 may be missing. Raises FieldShapeError or FieldDtypeError.
+    """
+    array = as_array(name, field, value)
+    expected = (*lead, *field.shape)
+    if array.shape != expected:
+        squeezed = (*(size for size in lead if size != 1), *field.shape)
+        if array.shape != squeezed and _without_units(array.shape, lead, field) != squeezed:
+            raise FieldShapeError(
+                f"field {name!r}: expected shape {expected}, got {array.shape}",
+                field=name,
+                expected=expected,
+                got=array.shape,
+            )
+        array = array.reshape(expected)
+    return np.ascontiguousarray(array)
+
+
+def as_array(name: str, field: Field, value: Any) -> Array:
+    """Return `value` as an array of the field's dtype; FieldDtypeError where that loses its kind.
+
+    Floats of any width become the field's (NumPy's same-kind rule); integers must be in range.
+    """
+    array, carries_bits = _to_numpy(value, field)
+    target = numpy_dtype(field)
+    if carries_bits or array.dtype == target:
+        return array
+    if field.dtype == "bfloat16":
+        raise _dtype_error(name, field, array)
+    if array.dtype.kind in "iub" and target.kind in "iub":
+        converted = array.astype(target)
+        if not np.array_equal(converted, array):
+            raise _dtype_error(name, field, array)
+        return converted
+    if array.dtype.kind in "iubf" and np.can_cast(array.dtype, target, "same_kind"):
+        return array.astype(target)
+    raise _dtype_error(name, field, array)
+
+
+def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return a mask as a contiguous bool array of shape `lead`."""
+    array = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    if array.dtype != np.bool_:
+        raise FieldDtypeError(
+            f"mask: expected bool, got {array.dtype}", field="mask", expected="bool", got=array.dtype
+        )
+    if array.shape != lead and array.shape != tuple(size for size in lead if size != 1):
+        raise FieldShapeError(
+            f"mask: expected shape {lead}, got {array.shape}",
+            field="mask",
+            expected=lead,
+            got=array.shape,
+        )
+    return np.ascontiguousarray(array.reshape(lead))
+
+
+def _to_numpy(value: Any, field: Field) -> tuple[Array, bool]:
+    """Return (array, whether it already carries a bfloat16 field's bits)."""
+    if hasattr(value, "detach"):  # a torch tensor: torch itself need not be imported for this
+        tensor = value.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            import torch
+
+            return tensor.contiguous().view(torch.uint16).numpy(), field.dtype == "bfloat16"
+        return tensor.numpy(), False
+    array = np.asarray(value)
+    return array, field.dtype == "bfloat16" and array.dtype == np.uint16
+
+
+def _without_units(
+    shape: tuple[int, ...], lead: tuple[int, ...], field: Field
+) -> tuple[int, ...] | None:
+    """Return `shape` without its leading 1s where `lead` has them; None where axes do not match."""
+    extra = len(shape) - len(field.shape)
+    if extra < 0 or shape[extra:] != field.shape or extra > len(lead):
+        return None
+    return (*(size for size in shape[:extra] if size != 1), *field.shape)
+
+
+def _dtype_error(name: str, field: Field, array: Array) -> FieldDtypeError:
+    return FieldDtypeError(
+        f"field {name!r}: {array.dtype} values do not fit {field.dtype}; convert them first, or "
+        "declare the field with their dtype",
+        field=name,
+        expected=field.dtype,
+        got=str(array.dtype),
+    )
