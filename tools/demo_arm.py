@@ -73,13 +73,13 @@ class TimedEngine:
         return report
 
     def tick(self, step: int) -> None:
-        self._pending = [pending for pending in self._pending if not pending.done]
+        self._pending = [pending for pending in self._pending if not pending.is_done]
         self.saving = bool(self._pending)
         begin = time.perf_counter_ns()
         pending = self._engine.tick(step)
         self.tick_ns = time.perf_counter_ns() - begin
         self.started = bool(pending)
-        if hasattr(pending, "done"):
+        if hasattr(pending, "is_done"):
             self._pending.append(pending)
 
     def wait_for_pending(self) -> None:

@@ -89,7 +89,7 @@ class PickledCheckpoints:
         return PickleReport(next_step=saved["step"] + 1)
 
     def tick(self, step: int) -> bool:
-        if (step + 1) % self._every_steps:
+        if step == 0 or step % self._every_steps:
             return False
         state = {name: _get_state(obj) for name, obj in self._tracked.items()}
         state |= {"step": step, "torch_rng": torch.get_rng_state()}

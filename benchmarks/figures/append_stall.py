@@ -63,7 +63,7 @@ def _stalls(
         pending = engine.snapshot(step)
         tick_ns = time.perf_counter_ns() - begin
         waited_ns = 0
-        while not pending.done:
+        while not pending.is_done:
             number, waited = _add_slowly(shape, ring, number, 1)
             waited_ns += waited
         pending.wait(WAIT_SECONDS)
