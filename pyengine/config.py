@@ -35,7 +35,7 @@ TERMINATE_GRACE_SECONDS = 30.0
 """How long a writer that got SIGTERM may take to finish what is staged and sealed."""
 
 TERMINATE_LINGER_SECONDS = 1.0
-"""How long such a writer then waits to see whether its trainer was meant to die as well."""
+"""How long a writer that may end then waits to see whether its trainer is dying as well."""
 
 WRITER_NICE = 5
 """Niceness of the writer; at 19, two busy threads leave it 0.16 GB/s of hashing."""

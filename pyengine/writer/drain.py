@@ -72,9 +72,7 @@ def _write(
     line = ring.control.line
     name = names.PartName(line, ring.control.next_file_sequence())
     temporary = names.temporary_name(session.generation, name.text)
-    task = partial(
-        write_part, ring, rows, directory=ring.directory, name=temporary, line=line
-    )
+    task = partial(write_part, ring, rows, directory=ring.directory, name=temporary, line=line)
     future = workers.submit(task)
     while not future.done():
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyengine._native.control import FileRecordTuple
+from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader, Extent
@@ -100,8 +100,11 @@ class PieceFinder:
                 raise error
             return False
         first_row, row_count = record[2], record[3]
-        if not first_row <= piece.first_row <= piece.first_row + piece.row_count <= (
-            first_row + row_count
+        if (
+            not first_row
+            <= piece.first_row
+            <= piece.first_row + piece.row_count
+            <= (first_row + row_count)
         ):
             raise SnapshotFailedError(f"ring {ring.name}: {pool_name(record)} lacks rows {piece}")
         if found is None:

@@ -61,7 +61,9 @@ class Loop:
         self._ending = Ending.NONE
         self._deadline: float | None = None
         self._channel_open = True
+        self._is_trainer_dead = False
         self._is_linger_over = False
+        self._drain_again = False
 
     def run(self) -> bool:
         """Work until the end; whether everything was finished before the deadline."""
@@ -95,7 +97,7 @@ class Loop:
         fds += [ring.seal_event for ring in self._session.rings.values()]
         if self._channel_open:
             fds.append(self._session.channel.fileno())
-        if self._ending != Ending.DRAIN:
+        if not self._is_trainer_dead:
             fds.append(self._trainer.pidfd)
         for fd in fds:
             poller.register(fd, select.POLLIN)
@@ -140,12 +142,14 @@ class Loop:
                 self._warm.append(warm_steps(self._session, self._workers, ring))
 
     def _look_at_trainer(self) -> None:
-        if self._ending == Ending.DRAIN or not self._trainer.is_dead():
+        if self._is_trainer_dead or not self._trainer.is_dead():
             return
         logger.info("the trainer is dead")
-        self._end(Ending.DRAIN, None)
+        self._is_trainer_dead = True
         seal_full_segments(self._session)
         self._session.abandon_staging()
+        self._drain_again = self._drain is not None
+        self._end(Ending.DRAIN, None)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -154,7 +158,6 @@ class Loop:
             return
         logger.info("ending: %s", ending.name.lower())
         self._ending = ending
-        self._drain = None
         self._deadline = None if grace_seconds is None else time.monotonic() + grace_seconds
 
     def _is_done(self) -> bool:
@@ -163,24 +166,31 @@ class Loop:
             self._queue.fail_unreadable()
         if not self._queue.is_idle or not self._segments.is_idle:
             return False
+        if self._ending != Ending.CLOSE and not self._has_lingered():
+            return False
         if self._ending == Ending.TERMINATE:
-            return self._has_lingered()
+            return True
         if self._drain is None:
             self._drain = drain_steps(self._session, self._workers)
-        return next(self._drain, self) is self
+        if next(self._drain, self) is not self:
+            return False
+        if self._drain_again:
+            # More rows may have come between the drain of a `close` and the trainer's death.
+            self._drain_again = False
+            self._drain = drain_steps(self._session, self._workers)
+            return next(self._drain, self) is self
+        return True
 
     def _has_lingered(self) -> bool:
-        """Nothing is left: see for a moment whether the trainer was meant to die as well."""
-        if self._is_linger_over:
-            return True
-        self._is_linger_over = True
-        self._deadline = time.monotonic() + config.TERMINATE_LINGER_SECONDS
-        while not self._trainer.is_dead():
-            remaining = self._deadline - time.monotonic()
-            if remaining <= 0:
-                return True
-            self._trainer.wait(remaining)
-        return False
+        """Nothing is left: see for a moment whether the trainer is dying. False: look again.
+
+        A signal to the whole group reaches the writer first, and a dying process loses its sockets
+        before its pidfd tells of its end.
+        """
+        if not self._is_trainer_dead and not self._is_linger_over:
+            self._is_linger_over = True
+            return not self._trainer.wait(config.TERMINATE_LINGER_SECONDS)
+        return True
 
     def _idle_steps(self) -> None:
         if not self._queue.is_idle or not self._segments.is_idle:

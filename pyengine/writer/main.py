@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 from pyengine import config
 from pyengine.catalog import commit, janitor
-from pyengine.catalog.claim import writer_lock
 from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.generation import writer_lock
 from pyengine.errors import ClosedError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format import names

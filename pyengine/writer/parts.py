@@ -66,23 +66,24 @@ def write_part(
     count = sum(run.row_count for run in rows)
     layout = plan_layout(ring.schema.append_fields, count, run_capacity=len(rows))
     runs = [Run(run.lane, run.first_row, run.row_count) for run in rows]
-    with mmap.mmap(-1, layout.file_bytes) as memory, memoryview(memory) as image:
-        image[: layout.header_bytes] = header_image(layout, line=line, kind=KIND_PART, runs=runs)
-        at = 0
-        for run in rows:
-            with ring.image(run.slot) as slot:
-                row = run.first_row - run.segment * ring.segment_rows
-                for source, target in zip(ring.layout.fields, layout.fields, strict=True):
-                    size = run.row_count * source.row_bytes
-                    begin = source.offset + row * source.row_bytes
-                    to = target.offset + at * target.row_bytes
-                    image[to : to + size] = slot[begin : begin + size]
-            at += run.row_count
-        for run in rows:
-            if ring.control.slot_word(run.slot)[0] != ring.key(run.lane, run.segment):
-                raise SnapshotFailedError(
-                    f"ring {ring.name}: rows of lane {run.lane} went away while they were copied"
-                )
-        checksum = hashing.seal_image(image)
-        durable.write_file(directory, name, [image], direct=True, hashed=False)
+    # Never closed by hand: an exception's traceback may still hold a view when it travels on.
+    image = memoryview(mmap.mmap(-1, layout.file_bytes))
+    image[: layout.header_bytes] = header_image(layout, line=line, kind=KIND_PART, runs=runs)
+    at = 0
+    for run in rows:
+        with ring.image(run.slot) as slot:
+            row = run.first_row - run.segment * ring.segment_rows
+            for source, target in zip(ring.layout.fields, layout.fields, strict=True):
+                size = run.row_count * source.row_bytes
+                begin = source.offset + row * source.row_bytes
+                to = target.offset + at * target.row_bytes
+                image[to : to + size] = slot[begin : begin + size]
+        at += run.row_count
+    for run in rows:
+        if ring.control.slot_word(run.slot)[0] != ring.key(run.lane, run.segment):
+            raise SnapshotFailedError(
+                f"ring {ring.name}: rows of lane {run.lane} went away while they were copied"
+            )
+    checksum = hashing.seal_image(image)
+    durable.write_file(directory, name, [image], direct=True, hashed=False)
     return PartFile(layout.file_bytes, checksum)

@@ -73,9 +73,7 @@ def _needed_by_pending(session: Session) -> dict[str, list[_Window]] | None:
         if descriptor is None:
             return None
         for cut in descriptor.rings:
-            needed.setdefault(cut.name, []).append(
-                _Window(tuple(lane.tail for lane in cut.lanes))
-            )
+            needed.setdefault(cut.name, []).append(_Window(tuple(lane.tail for lane in cut.lanes)))
     return needed
 
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pyengine._native.control import FileRecordTuple, RingControl
-from pyengine.catalog.pool import pool_directory
+from pyengine._native.control import RingControl
+from pyengine.catalog.pool import FileRecordTuple, pool_directory
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.schema import Schema

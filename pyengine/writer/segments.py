@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pyengine._native import hashing
-from pyengine._native.control import FileRecordTuple
+from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import PyengineError
 from pyengine.events import logger
 from pyengine.format import names

@@ -142,5 +142,3 @@ class Session:
         self.control.release()
         self.control.arena.close()
         self.channel.close()
-
-

@@ -10,18 +10,24 @@ shared memory, in a new directory; then the snapshot is FAILED and says why.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pyengine import errors
-from pyengine.catalog.commit import find_committed, make_staging_directory, publish_snapshot
+from pyengine.catalog.commit import (
+    empty_trash,
+    find_committed,
+    make_staging_directory,
+    publish_snapshot,
+)
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.errors import NoSpaceError, PyengineError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
-from pyengine.format.names import snapshot_name
+from pyengine.format.names import is_trash, snapshot_name
 from pyengine.fs import durable
 from pyengine.shm.control import Entry, Outcome
 from pyengine.shm.states import SnapshotState, StagingState
@@ -99,9 +105,7 @@ class SnapshotJob:
 
     def _attempt(self, attempt: int) -> Iterator[None]:
         session, descriptor = self._session, self._descriptor
-        directory = make_staging_directory(
-            session.run_dir, session.generation, self.name, attempt
-        )
+        directory = make_staging_directory(session.run_dir, session.generation, self.name, attempt)
         files = SnapshotFiles(session, self._segments, self._workers, descriptor, directory)
         try:
             for _ in files.steps(session.stagings[self._entry.index].arena):
@@ -110,11 +114,18 @@ class SnapshotJob:
             self._publish(directory, files)
         except BaseException:
             files.abandon()
-            with contextlib.suppress(OSError):
-                durable.remove_tree(directory)
+            self._remove(directory)
             raise
         finally:
             files.release()
+
+    def _remove(self, directory: str) -> None:
+        """Delete what a failed attempt left: its directory, or what the commit made of it."""
+        with contextlib.suppress(OSError):
+            durable.remove_tree(directory)
+            snapshots = os.path.dirname(directory)
+            trash = [entry for entry in os.listdir(snapshots) if is_trash(entry)]
+            empty_trash([os.path.join(snapshots, entry) for entry in trash])
 
     def _publish(self, directory: str, files: SnapshotFiles) -> None:
         session = self._session
@@ -152,17 +163,14 @@ class SnapshotJob:
         self._entry.move_snapshot(
             self._descriptor.sequence, SnapshotState.COMMITTING, SnapshotState.COMMITTED
         )
-        self._entry.move_staging(
-            self._descriptor.sequence, StagingState.WRITING, StagingState.FREE
-        )
+        self._entry.move_staging(self._descriptor.sequence, StagingState.WRITING, StagingState.FREE)
         self.committed = info
         logger.info("snapshot %s is committed", info.name)
         session.tell("committed", sequence=self._descriptor.sequence, name=info.name)
 
     def _is_committed_already(self) -> bool:
         """A predecessor died while committing: done where its manifest is there, else again."""
-        sequence, state = self._entry.snapshot
-        if state != SnapshotState.COMMITTING:
+        if self._entry.snapshot[1] != SnapshotState.COMMITTING:
             return False
         info = find_committed(self._session.run_dir, self.name)
         if info is None:
@@ -235,4 +243,3 @@ def _with_files(component: ComponentRecord, files: SnapshotFiles) -> ComponentRe
         return component
     size_bytes = sum(files.records[path].size_bytes for path in paths)
     return replace(component, files=tuple(paths), bytes=size_bytes)
-

@@ -87,9 +87,7 @@ class SnapshotQueue:
             return False
         if not entry.move_staging(sequence, StagingState.STAGED, StagingState.WRITING):
             return self._take_up()
-        self._job = SnapshotJob(
-            self._session, self._segments, self._workers, entry, descriptor
-        )
+        self._job = SnapshotJob(self._session, self._segments, self._workers, entry, descriptor)
         self._steps = self._job.steps()
         return True
 

@@ -37,8 +37,9 @@ class StalenessWatch:
         for component in info.components:
             if component.kind not in _KINDS or component.name in static or not component.files:
                 continue
-            seen = self._update(component.name, tuple(map(checksums.__getitem__, component.files)),
-                                info.global_step)
+            seen = self._update(
+                component.name, tuple(map(checksums.__getitem__, component.files)), info.global_step
+            )
             if seen.count >= _SNAPSHOTS and component.name not in self._told:
                 self._told.add(component.name)
                 warnings.append(

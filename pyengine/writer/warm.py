@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pyengine._native import hashing
-from pyengine._native.control import FileRecordTuple
+from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
@@ -66,32 +66,33 @@ def _is_verified(ring: RingView, lane: int, segment: int) -> bool:
 def _verify(ring: RingView, record: FileRecordTuple) -> None:
     path = ring.path(pool_name(record))
     size_bytes = record[6]
-    with mmap.mmap(-1, size_bytes) as memory, memoryview(memory) as image:
-        got = _read(path, image)
-        if got != size_bytes:
-            raise TruncatedFileError(
-                f"{path}: {got} bytes, its record says {size_bytes}",
-                path=path,
-                offset=got,
-                expected=size_bytes,
-                got=got,
-            )
-        header = parse_header(image, path)
-        checksum = verify_checksum(image, header, path)
-        if checksum != record[5] or header.file_bytes != size_bytes:
-            raise DamageError(
-                f"{path}: the checksum is not the recorded one",
-                path=path,
-                offset=0,
-                expected=record[5],
-                got=checksum,
-            )
-        block = hashing.verify_image(image)
-        if block >= 0:
-            offset = next(start for index, start, _ in iter_blocks(header) if index == block)
-            raise DamageError(
-                f"{path}: block {block} at byte {offset} is damaged", path=path, offset=offset
-            )
+    # Never closed by hand: an exception's traceback may still hold a view when it travels on.
+    image = memoryview(mmap.mmap(-1, size_bytes))
+    got = _read(path, image)
+    if got != size_bytes:
+        raise TruncatedFileError(
+            f"{path}: {got} bytes, its record says {size_bytes}",
+            path=path,
+            offset=got,
+            expected=size_bytes,
+            got=got,
+        )
+    header = parse_header(image, path)
+    checksum = verify_checksum(image, header, path)
+    if checksum != record[5] or header.file_bytes != size_bytes:
+        raise DamageError(
+            f"{path}: the checksum is not the recorded one",
+            path=path,
+            offset=0,
+            expected=record[5],
+            got=checksum,
+        )
+    block = hashing.verify_image(image)
+    if block >= 0:
+        offset = next(start for index, start, _ in iter_blocks(header) if index == block)
+        raise DamageError(
+            f"{path}: block {block} at byte {offset} is damaged", path=path, offset=offset
+        )
 
 
 def _read(path: str, image: memoryview) -> int:
