@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,6 +54,8 @@ class Decoded:
     """One component as read from a snapshot; `value` is for the component that made it."""
 
     value: Any
+    plan: Merge | None = None
+    """What `check` planned and `apply` will run."""
     late: list[Merge] = field(default_factory=list)
 
 
@@ -85,6 +87,11 @@ class Component(ABC):
 
         Raises StateMismatchError; changes nothing.
         """
+
+    def _planned(self, decoded: Decoded, plan: Callable[[Any], Merge]) -> Merge:
+        """Return the plan that `check` made, once, or make it."""
+        made, decoded.plan = decoded.plan, None
+        return made or plan(decoded.value)
 
     @abstractmethod
     def apply(self, decoded: Decoded) -> None:

@@ -13,7 +13,7 @@ from pyengine.capture.leaves import TensorLeaf
 
 def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
     """Copy `saved` (same shape and dtype) into `live`, bit for bit."""
-    with torch.no_grad():
+    with torch.inference_mode() if live.is_inference() else torch.no_grad():
         if has_overlap(live):
             span, index = _span(live)
             span[index.reshape(-1)] = saved.to(live.device).reshape(-1)
@@ -26,7 +26,7 @@ def is_consistent(live: torch.Tensor, saved: torch.Tensor) -> bool:
     if not has_overlap(live):
         return True
     span, index = _span(live)
-    trial = torch.zeros(span.shape, dtype=saved.dtype)
+    trial = torch.zeros(span.shape, dtype=saved.dtype, device="cpu")
     flat = index.reshape(-1).cpu()
     trial[flat] = saved.reshape(-1)
     return same_bits(trial[flat].reshape(saved.shape), saved)

@@ -155,7 +155,9 @@ class StagingSlot:
 
     def __init__(self, memory: Any, copier: Copier) -> None:
         self._memory = memoryview(memory).cast("B")
-        self._base: torch.Tensor | None = torch.frombuffer(self._memory, dtype=torch.uint8)
+        # Views made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self._base: torch.Tensor | None = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._copier = copier
         self._views: dict[str, _Views] = {}
         copier.attach(self._memory)
@@ -187,13 +189,16 @@ class StagingSlot:
                     sources.append(value)
                 else:
                     arrays.append((target, value))
-        if targets:
-            self._copier.copy(targets, sources)
-        for target, value in arrays:
-            np.copyto(target, value, casting="no")
-        for offset, data in plan.blobs:
-            self._memory[offset : offset + len(data)] = data
-        self._copier.finish()
+        try:
+            if targets:
+                self._copier.copy(targets, sources)
+            for target, value in arrays:
+                np.copyto(target, value, casting="no")
+            for offset, data in plan.blobs:
+                self._memory[offset : offset + len(data)] = data
+        finally:
+            # Also after an error: the slot may serve again at once.
+            self._copier.finish()
 
     def close(self) -> None:
         """Let go of all views and registrations; afterwards the memory may be unmapped."""
@@ -213,10 +218,11 @@ class StagingSlot:
     def _targets(self, file: PlacedFile) -> list[Any]:
         views = self._views.get(file.path)
         if views is None or views.layout is not file.layout or views.offset != file.offset:
-            targets = [
-                self._target(file.offset + offset, value)
-                for offset, value in zip(file.layout.offsets, file.values, strict=True)
-            ]
+            with torch.inference_mode(False):
+                targets = [
+                    self._target(file.offset + offset, value)
+                    for offset, value in zip(file.layout.offsets, file.values, strict=True)
+                ]
             views = self._views[file.path] = _Views(file.layout, file.offset, targets)
         return views.targets
 

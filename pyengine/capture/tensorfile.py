@@ -135,9 +135,9 @@ class TensorFile:
         shape = self._logical_shape(name, record, logical, dtype.itemsize)
         data = self._buffer[self._payload + record.start : self._payload + record.end]
         if not len(data):
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         if data.readonly:
-            raw = torch.empty(len(data), dtype=torch.uint8)
+            raw = torch.empty(len(data), dtype=torch.uint8, device="cpu")
             raw.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
             return raw.view(dtype).view(shape)
         return torch.frombuffer(data, dtype=dtype).view(shape)

@@ -228,7 +228,9 @@ class Encoder:
 def tensor_node(component: str, value: torch.Tensor, path: str) -> dict[str, Node]:
     """Return the node of a tensor, still without its entry; CaptureError where it has no bytes."""
     what = None
-    if type(value) not in _LEAF_TENSORS:
+    if torch.nn.parameter.is_lazy(value):
+        what = "it has no shape yet: run one forward pass first"
+    elif type(value) not in _LEAF_TENSORS and not _is_mere_parameter(value):
         what = f"a tensor of type {type_name(value)} cannot be saved"
     elif value.layout is not torch.strided:
         what = f"a tensor of layout {value.layout} cannot be saved"
@@ -247,11 +249,17 @@ def tensor_node(component: str, value: torch.Tensor, path: str) -> dict[str, Nod
         node["device"] = str(value.device)
     if value.requires_grad and value.is_leaf:
         node["grad"] = True
-    if type(value) is torch.nn.Parameter:
+    if isinstance(value, torch.nn.Parameter):
         node["parameter"] = True
     if not value.is_contiguous() and _is_dense(value):
         node["stride"] = list(value.stride())
     return node
+
+
+def _is_mere_parameter(value: torch.Tensor) -> bool:
+    """Return whether a subclass of Parameter holds its data as any other does."""
+    plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return plain and isinstance(value, torch.nn.Parameter)
 
 
 def _is_dense(value: torch.Tensor) -> bool:

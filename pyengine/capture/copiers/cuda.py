@@ -175,5 +175,5 @@ def _clear_error() -> None:
     """Meet the pending error here; otherwise the next unrelated kernel launch would report it."""
     try:
         torch.zeros(1, device="cuda").add_(1)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         logger.debug("cleared CUDA error: %s", error)

@@ -131,10 +131,11 @@ class OptimizerComponent(Component):
         return decode_optimizer(structure, tensors, path)
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        return tuple(self._plan(decoded.value).notes)
+        decoded.plan = self._plan(decoded.value)
+        return tuple(decoded.plan.notes)
 
     def apply(self, decoded: Decoded) -> None:
-        self._plan(decoded.value).run()
+        self._planned(decoded, self._plan).run()
         # Brings state of an older torch up to date, as torch's own load_state_dict() does.
         self.optimizer.__setstate__(
             {"state": self.optimizer.state, "param_groups": self.optimizer.param_groups}

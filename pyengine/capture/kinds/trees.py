@@ -39,10 +39,10 @@ class CountersComponent(Component):
         return Decoder(tensors, path).decode(structure["tree"])
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        return tuple(f"{self.name}{note}" for note in self._plan(decoded).notes)
+        decoded.plan = self._plan(decoded.value)
+        return tuple(f"{self.name}{note}" for note in decoded.plan.notes)
 
-    def _plan(self, decoded: Decoded) -> Merge:
-        saved = decoded.value
+    def _plan(self, saved: Any) -> Merge:
         got = saved.type_name if isinstance(saved, DataclassLeaf) else type_name(saved)
         if got != type_name(self.value):
             raise self._mismatch("another type of container", type_name(self.value), got)
@@ -51,7 +51,7 @@ class CountersComponent(Component):
         return merge
 
     def apply(self, decoded: Decoded) -> None:
-        merge = self._plan(decoded)
+        merge = self._planned(decoded, self._plan)
         merge.run()
         decoded.late = [merge]
 

@@ -83,6 +83,18 @@ def test_defaultdict_of_any_factory_keeps_the_live_factory(snapshot):
     assert live["b"] == 6
 
 
+def test_inference_tensor_is_refilled(snapshot):
+    with torch.inference_mode():
+        live = {"t": torch.ones(2)}
+    taken = snapshot(c=live)
+    with torch.inference_mode():
+        live["t"].add_(1)
+    tensor = live["t"]
+    taken.restore({"c": live})
+    assert live["t"] is tensor
+    assert tensor.tolist() == [1, 1]
+
+
 def test_two_saved_values_never_go_into_one_live_object(snapshot):
     taken = snapshot(c={"a": [1], "b": [2], "x": np.ones(1), "y": np.zeros(1)})
     shared, array = [], np.full(1, 9.0)

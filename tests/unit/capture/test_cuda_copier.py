@@ -11,6 +11,7 @@ from safetensors.torch import load as safetensors_load
 from torch import nn
 
 from pyengine.capture.build import build_component
+from pyengine.capture.copiers import cuda
 from pyengine.capture.copiers.cuda import GATHER_BYTES, CudaCopier, gathered
 from pyengine.capture.inplace import same_bits
 from pyengine.capture.staging import StagingLayout, StagingSlot
@@ -75,6 +76,58 @@ def test_cpu_tensors_go_through_it_unchanged_and_pinning_degrades_once(caplog):
                 assert same_bits(stored["weight"], net.weight)
     assert [record.message for record in caplog.records if "pinned" in record.message] != []
     assert sum("pinned" in record.message for record in caplog.records) == 1
+
+
+class Runtime:
+    """The driver's side of pinning: ranges that are registered, and the call that fails."""
+
+    def __init__(self, fail_at=None):
+        self.registered = {}
+        self._left = fail_at
+
+    def cudaHostRegister(self, address, size, flags):
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                return 35
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address):
+        return 0 if self.registered.pop(address, None) else 713
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    def use(**settings):
+        made = Runtime(**settings)
+        monkeypatch.setattr(cuda, "_runtime", lambda: made)
+        monkeypatch.setattr(cuda, "REGISTER_LIMIT_BYTES", 4096)
+        monkeypatch.setattr(cuda, "_clear_error", lambda: None)
+        return made
+
+    return use
+
+
+def test_slot_is_registered_whole_in_chunks_and_released_whole(runtime):
+    driver, copier = runtime(), CudaCopier()
+    memory = mmap.mmap(-1, 10_000)
+    copier.attach(memory)
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    assert driver.registered == {start: 4096, start + 4096: 4096, start + 8192: 1808}
+    copier.release(memory)
+    copier.release(memory)
+    assert driver.registered == {}
+
+
+def test_failed_registration_leaves_nothing_registered(runtime, caplog):
+    driver, copier = runtime(fail_at=2), CudaCopier()
+    memory = mmap.mmap(-1, 10_000)
+    with caplog.at_level("WARNING", logger="pyengine"):
+        copier.attach(memory)
+    assert driver.registered == {}
+    assert "returned 35" in caplog.text
+    copier.release(memory)
 
 
 @pytest.fixture

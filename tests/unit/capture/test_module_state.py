@@ -168,8 +168,22 @@ def test_module_that_does_not_fit_is_refused_unchanged(snapshot, live, text):
 
 
 def test_lazy_parameters_are_refused_by_name(snapshot):
-    with pytest.raises(CaptureError, match="'net' at /weight"):
+    with pytest.raises(CaptureError, match=r"'net' at /weight: .*one forward pass"):
         snapshot(net=nn.LazyLinear(3))
+
+
+def test_subclass_of_parameter_comes_back(snapshot):
+    class Scaled(nn.Parameter):
+        pass
+
+    module = nn.Linear(2, 2)
+    module.weight = Scaled(torch.randn(2, 2))
+    expected = state_of(module)
+    taken = snapshot(net=module)
+    scramble(module)
+    taken.restore({"net": module})
+    assert type(module.weight) is Scaled
+    assert_state(module, expected)
 
 
 def test_wrappers_are_taken_off(snapshot):

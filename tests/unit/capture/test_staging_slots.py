@@ -170,6 +170,30 @@ def test_shape_that_changes_under_one_parameter_is_seen(trainer):
     assert safetensors_load(bytes(files["model/net.safetensors"]))["weight"].shape == (1,)
 
 
+def test_first_snapshot_in_inference_mode_does_not_bind_later_ones(trainer):
+    with torch.inference_mode():
+        trainer.stage()
+    trainer.step()
+    files = files_of(trainer.stage(), trainer.memory)
+    net = safetensors_load(bytes(files["model/net.safetensors"]))
+    assert same_bits(net["weight"], trainer.net.weight)
+
+
+def test_default_device_of_torch_changes_nothing(trainer):
+    trainer.step()
+    objects = {"net": trainer.net, "opt": trainer.optimizer, "counters": trainer.counters}
+    expected = trainer.net.weight.detach().clone()
+    torch.set_default_device("meta")
+    try:
+        taken = Snapshot({**objects, "x": torch.zeros(0, device="cpu")})
+        trainer.net.weight.data.zero_()
+        taken.files = {path: bytes(data) for path, data in taken.files.items()}
+        taken.restore(objects)
+    finally:
+        torch.set_default_device(None)
+    assert same_bits(trainer.net.weight, expected)
+
+
 def test_slot_that_is_too_small_is_refused():
     trainer = Trainer(PAGE_BYTES)
     with trainer.slot as slot:
