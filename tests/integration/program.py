@@ -36,7 +36,7 @@ class Training:
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
-        self.ring = ring or new_ring(seed)
+        self.ring = new_ring(seed) if ring is None else ring
         self.counters = {"updates": 0, "epsilon": 1.0}
 
     def track(self, engine: pyengine.SnapshotEngine) -> None:
@@ -102,9 +102,7 @@ def new_ring(seed: int = 0, *, rows_per_lane: int = ROWS_PER_LANE) -> pyengine.R
             "priority": pyengine.Field((), "float32", mutable=True, default=1.0),
         }
     )
-    return pyengine.ReplayBuffer(
-        schema, capacity=LANES * rows_per_lane, num_envs=LANES, seed=seed
-    )
+    return pyengine.ReplayBuffer(schema, capacity=LANES * rows_per_lane, num_envs=LANES, seed=seed)
 
 
 def _hash(*values: Any) -> str:
@@ -129,7 +127,7 @@ class Plan:
     kill_self_at: int | None = None
     """SIGKILL to itself right after the tick of this step."""
     faults: tuple[dict[str, Any], ...] = ()
-    """A fault plan for the writer alone."""
+    """A fault plan for the first writer alone."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of SnapshotEngine."""
     restore: dict[str, Any] = field(default_factory=dict)
@@ -142,6 +140,8 @@ def run(send: Callable[[Any], None], run_dir: str, plan: Plan) -> None:
         os.environ["PYENGINE_FAULT_PLAN"] = json.dumps(plan.faults)
     training = Training()
     with pyengine.SnapshotEngine(run_dir, **plan.options) as engine:
+        # A writer that takes over is not armed.
+        os.environ.pop("PYENGINE_FAULT_PLAN", None)
         training.track(engine)
         report = engine.restore(**plan.restore)
         send(("restored", report.global_step, training.digest() if report else None))
