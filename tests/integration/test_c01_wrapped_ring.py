@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import committed
+from processes import committed
 
 import pyengine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import await_writers_end, committed, leftovers, shm_names
+from processes import await_writers_end, committed, leftovers, shm_names
 from program import Plan, Training, run
 
 FIRST, SECOND, STEPS = 12, 24, 40

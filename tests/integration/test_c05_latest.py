@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from conftest import committed, leftovers
+from processes import committed, leftovers
 from program import Plan, Training, run
 
 import pyengine

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import await_writers_end
+from processes import await_writers_end
 from program import Training
 
 import pyengine

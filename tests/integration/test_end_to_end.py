@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import committed, leftovers
+from processes import committed, leftovers
 from program import Plan, Training, run
 
 import pyengine

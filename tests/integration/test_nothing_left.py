@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import await_end, await_writers_end, leftovers, marked_processes, shm_names, writers
+from processes import await_end, await_writers_end, leftovers, marked_processes, shm_names, writers
 from program import Training
 
 import pyengine

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import await_writers_end, committed, writers
+from processes import await_writers_end, committed, writers
 from program import Plan, Training, run
 
 import pyengine

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import await_end, committed, leftovers
+from processes import await_end, committed, leftovers
 from program import Training
 
 import pyengine

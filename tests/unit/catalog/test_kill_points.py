@@ -17,14 +17,14 @@ from pyengine.catalog.verify import verify_snapshot
 _COMMIT = """
 import sys
 sys.path.insert(0, sys.argv[2])
-import conftest
+import small_runs
 from pyengine.catalog import claim, lines, markers
 with claim.claim_run(sys.argv[1]) as owned:
     number = owned.generation
     parent = claim.scan.newest_restorable(sys.argv[1])
     line = lines.open_line(sys.argv[1], number, parent=parent, start_rows={"replay": [0, 0]})
     for sequence in (1, 2):
-        conftest.publish(
+        small_runs.publish(
             sys.argv[1], generation=number, sequence=sequence, line=line.id, keep_last=1
         )
 """
