@@ -23,7 +23,7 @@ _PUBLIC = {
     "SnapshotInfo": "pyengine.catalog.info",
     "EnvironmentState": "pyengine.capture.environment",
     "open_run": "pyengine.catalog.run",
-    "load": "pyengine.capture.load",
+    "load": "pyengine.catalog.load",
 }
 
 __all__ = ["__version__", "errors", *_PUBLIC]
@@ -31,8 +31,8 @@ __all__ = ["__version__", "errors", *_PUBLIC]
 if TYPE_CHECKING:
     from pyengine import errors as errors
     from pyengine.capture.environment import EnvironmentState as EnvironmentState
-    from pyengine.capture.load import load as load
     from pyengine.catalog.info import SnapshotInfo as SnapshotInfo
+    from pyengine.catalog.load import load as load
     from pyengine.catalog.run import open_run as open_run
     from pyengine.engine.engine import SnapshotEngine as SnapshotEngine
     from pyengine.engine.pending import PendingSnapshot as PendingSnapshot

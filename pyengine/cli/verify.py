@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.catalog.run import Run, open_run
 from pyengine.catalog.verify import Progress, verify_snapshot
@@ -32,14 +33,20 @@ def run_verify(options: argparse.Namespace) -> int:
     run = open_run(options.path)
     problems: dict[str, list[Problem]] = {}
     for info in run.snapshots:
-        with _progress_bar(info.name, not options.json) as progress:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hold_snapshot(info.path) or contextlib.nullcontext())
+            except FileNotFoundError:
+                continue  # pruned by a living run since we looked
+            progress = stack.enter_context(_progress_bar(info.name, not options.json))
             problems[info.path] = verify_snapshot(
                 info.path, eager=not options.lazy, progress=progress
             )
     if options.json:
         print(json.dumps(_report(run, problems), indent=1))
     else:
-        _print_table(run.snapshots, problems, run.problems)
+        checked = [info for info in run.snapshots if info.path in problems]
+        _print_table(checked, problems, run.problems)
     kinds = {problem.kind for found in problems.values() for problem in found}
     kinds.update(problem.kind for problem in run.problems)
     if kinds & set(_DAMAGE):
@@ -61,6 +68,7 @@ def _report(run: Run, problems: dict[str, list[Problem]]) -> dict[str, Any]:
                 "problems": [problem.to_dict() for problem in problems[info.path]],
             }
             for info in run.snapshots
+            if info.path in problems
         ],
         "problems": [problem.to_dict() for problem in run.problems],
     }

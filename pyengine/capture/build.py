@@ -1,0 +1,105 @@
+"""From a tracked object to its component: which kind it is, or why it cannot be tracked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from pyengine.capture.component import Component
+from pyengine.capture.environment import EnvironmentState
+from pyengine.capture.kinds.module import ModuleComponent
+from pyengine.capture.kinds.optimizer import OptimizerComponent, is_standard
+from pyengine.capture.kinds.rng import RngComponent
+from pyengine.capture.kinds.stateful import (
+    CustomOptimizerComponent,
+    EnvironmentComponent,
+    ScalerComponent,
+    SchedulerComponent,
+    StatefulComponent,
+)
+from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_container
+from pyengine.capture.protocol import state_methods, type_name
+from pyengine.capture.rngs import rng_kind
+from pyengine.errors import ConfigError, UntrackableError
+from pyengine.format.names import is_component_name
+
+
+def build_component(name: str, value: Any) -> Component:
+    """Return the component for an object tracked as `name`.
+
+    Raises UntrackableError, whose text shows the form that works, for objects that cannot be
+    restored in place; ConfigError for a name that cannot be part of a file name.
+    """
+    if not is_component_name(name):
+        raise ConfigError(f"{name!r} cannot name a tracked object: it becomes part of a file name")
+    component = _torch_component(name, value) or _other_component(name, value)
+    if component is None:
+        raise UntrackableError(
+            f"{name!r}: a {type_name(value)} cannot be restored in place; {_advice(name, value)}",
+            component=name,
+        )
+    return component
+
+
+def _torch_component(name: str, value: Any) -> Component | None:
+    if isinstance(value, nn.Module):
+        return ModuleComponent(name, value)
+    if isinstance(value, Optimizer):
+        kind = OptimizerComponent if is_standard(value) else CustomOptimizerComponent
+        return kind(name, value)
+    if isinstance(value, (LRScheduler, ReduceLROnPlateau)):
+        return SchedulerComponent(name, value)
+    if isinstance(value, torch.amp.GradScaler):
+        return ScalerComponent(name, value)
+    return TensorComponent(name, value) if isinstance(value, torch.Tensor) else None
+
+
+def _other_component(name: str, value: Any) -> Component | None:
+    if isinstance(value, EnvironmentState):
+        return EnvironmentComponent(name, value)
+    if rng_kind(value) is not None:
+        return RngComponent(name, value)
+    if isinstance(value, np.ndarray):
+        return TensorComponent(name, value) if value.flags.writeable else None
+    if state_methods(value) is not None:
+        return StatefulComponent(name, value)
+    if not is_container(value) or _is_frozen(value):
+        return None
+    return CountersComponent(name, value)
+
+
+def _is_frozen(value: Any) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
+
+
+def _advice(name: str, value: Any) -> str:
+    """Return the form that would work instead."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return f"keep it in a dict: counters = {{{name!r}: ...}}; engine.track(counters=counters)"
+    if isinstance(value, (tuple, frozenset)):
+        return f"track a list or a dict instead: engine.track({name}=list({name}))"
+    if isinstance(value, np.ndarray):
+        return "the array is read-only: track the writable array it comes from"
+    if _is_frozen(value):
+        return "the dataclass is frozen: make it mutable, or keep it in a dict"
+    if hasattr(value, "step") and hasattr(value, "reset"):
+        return (
+            "wrap it: engine.track("
+            f"{name}=pyengine.EnvironmentState(get=get_state_of_env, set=put_state_back))"
+        )
+    if type_name(value).endswith(":SystemRandom"):
+        return "the system's random numbers have no state: use random.Random(seed)"
+    if isinstance(value, type):
+        return "track an instance of it, not the class"
+    if callable(value) and hasattr(value, "__code__"):
+        return "code is not saved: keep what it computes from in a dict and track that"
+    return (
+        "give it get_state() and set_state(state), or state_dict() and load_state_dict(state), "
+        "or put what has to survive into a dict"
+    )

@@ -1,0 +1,130 @@
+"""Random number generators: single ones, and those of the process."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyengine.capture.component import Captured, Component, Decoded, Phase
+from pyengine.capture.decode import Decoder
+from pyengine.capture.leaves import RngLeaf, TensorLeaf
+from pyengine.capture.merge import Merge
+from pyengine.capture.rngs import (
+    check_rng_state,
+    make_rng,
+    python_state,
+    python_state_tuple,
+)
+from pyengine.capture.tensorfile import TensorFile
+from pyengine.capture.tree import Encoder, Node
+
+PROCESS_RNG = "process_rng"
+"""Name of the component that holds the process's own generators."""
+
+
+class RngComponent(Component):
+    """One generator: NumPy's, random.Random or torch.Generator."""
+
+    kind = "rng"
+    phase = Phase.RNG
+
+    def __init__(self, name: str, rng: Any) -> None:
+        super().__init__(name)
+        self.rng = rng
+
+    def capture(self) -> Captured:
+        """Return the generator's state."""
+        encoder = Encoder(self.name)
+        structure = {"of": "object", "tree": encoder.encode(self.rng)}
+        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        return Decoder(tensors, path).decode(structure["tree"])
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        self._plan(decoded)
+        return ()
+
+    def _plan(self, decoded: Decoded) -> Merge:
+        if not isinstance(decoded.value, RngLeaf):
+            raise self._mismatch("no single generator", "one", "those of a process")
+        merge = Merge(self.name)
+        merge.value(self.rng, decoded.value)
+        return merge
+
+    def apply(self, decoded: Decoded) -> None:
+        self._plan(decoded).run_late()
+
+
+class ProcessRngComponent(Component):
+    """The generators behind `random`, `numpy.random`, `torch` and every CUDA device.
+
+    CUDA's are saved once CUDA is in use. On restore, device i gets the state of device i; states
+    of devices that this machine lacks are left out, and `check` says so.
+    """
+
+    kind = "rng"
+    phase = Phase.RNG
+
+    def __init__(self, name: str = PROCESS_RNG) -> None:
+        super().__init__(name)
+
+    def capture(self) -> Captured:
+        """Return the state of all of them."""
+        encoder = Encoder(self.name)
+        state = {
+            "python": python_state(random.getstate()),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": torch.get_rng_state(),
+            "cuda": _cuda_states(),
+        }
+        structure = {"of": "process", "tree": encoder.encode(state)}
+        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        return Decoder(tensors, path).decode(structure["tree"])
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        state = decoded.value
+        if isinstance(state, RngLeaf):
+            raise self._mismatch("not the process's generators", "those of a process", "one")
+        try:
+            make_rng("python.Random", state["python"])
+            make_rng("numpy.RandomState", state["numpy"])
+            torch_state = {"device": "cpu", "bytes": state["torch"].value}
+            check_rng_state(torch.default_generator, torch_state)
+            lost = [i for i in range(len(state["cuda"])) if i >= _cuda_count()]
+            for index, leaf in enumerate(state["cuda"]):
+                if index < _cuda_count():
+                    generator = torch.Generator(torch.device("cuda", index))
+                    check_rng_state(generator, {"bytes": leaf.value})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._mismatch(f"broken state: {error}", "generators", "damage") from None
+        return tuple(f"{self.name}: no cuda:{i} here, its generator is left out" for i in lost)
+
+    def apply(self, decoded: Decoded) -> None:
+        state = decoded.value
+        random.setstate(python_state_tuple(state["python"]))
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"].value.clone())
+        leaves: list[TensorLeaf] = state["cuda"]
+        for index, leaf in enumerate(leaves[: _cuda_count()]):
+            torch.cuda.set_rng_state(leaf.value.clone(), index)
+
+
+def _cuda_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _is_cuda_used() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    """Return the state of every device; none before CUDA is used: then nothing was drawn."""
+    if not (torch.cuda.is_available() and _is_cuda_used()):
+        return []
+    return list(torch.cuda.get_rng_state_all())

@@ -1,0 +1,175 @@
+"""Objects that give and take their whole state.
+
+Schedulers, scalers, anything with get_state/set_state or state_dict/load_state_dict, environments,
+and optimizers with a state_dict() of their own.
+
+What goes back is built anew from the snapshot, so that a restore that fails has touched nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from pyengine.capture.component import Captured, Component, Decoded, Phase
+from pyengine.capture.decode import Decoder
+from pyengine.capture.environment import EnvironmentState
+from pyengine.capture.inplace import same_bits
+from pyengine.capture.leaves import plain
+from pyengine.capture.merge import Merge
+from pyengine.capture.protocol import StateMethods, state_methods, type_name
+from pyengine.capture.tensorfile import TensorFile
+from pyengine.capture.tree import Encoder, Node
+
+
+class StatefulComponent(Component):
+    """An object with get_state/set_state or state_dict/load_state_dict."""
+
+    kind = "state"
+    phase = Phase.STATE
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name)
+        self.value = value
+
+    def _methods(self) -> StateMethods:
+        methods = state_methods(self.value)
+        assert methods is not None
+        return methods
+
+    def capture(self) -> Captured:
+        """Return what the object's own method gives, as it is now."""
+        encoder = Encoder(self.name)
+        structure = {
+            "type": type_name(self.value),
+            "how": self._methods().how,
+            "tree": encoder.encode(self._methods().get()),
+        }
+        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        tree = Decoder(tensors, path).decode(structure["tree"])
+        return {"type": structure["type"], "how": structure["how"], "tree": tree}
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        saved = decoded.value
+        how = self._methods().how
+        if saved["how"] != how:
+            raise self._mismatch("state from another method", how, saved["how"])
+        self._fresh(decoded)
+        here = type_name(self.value)
+        return () if saved["type"] == here else (f"{self.name}: {saved['type']} goes into {here}",)
+
+    def _fresh(self, decoded: Decoded) -> Any:
+        return Merge(self.name).fresh(decoded.value["tree"])
+
+    def apply(self, decoded: Decoded) -> None:
+        self._methods().set(self._fresh(decoded))
+
+
+class SchedulerComponent(StatefulComponent):
+    """A learning-rate scheduler."""
+
+    kind = "scheduler"
+    phase = Phase.SCHEDULER
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        here, there = type_name(self.value), decoded.value["type"]
+        if here != there:
+            raise self._mismatch("another scheduler", here, there)
+        return super().check(decoded)
+
+
+class ScalerComponent(StatefulComponent):
+    """A gradient scaler; its state is empty where it is disabled."""
+
+    kind = "scaler"
+    phase = Phase.SCHEDULER
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        here, there = sorted(self._methods().get()), sorted(decoded.value["tree"])
+        if here != there:
+            raise self._mismatch("enabled on one side only", here, there)
+        return super().check(decoded)
+
+    def apply(self, decoded: Decoded) -> None:
+        state = self._fresh(decoded)
+        if state:
+            self._methods().set(state)
+
+
+class CustomOptimizerComponent(StatefulComponent):
+    """An optimizer that has its own state_dict(), or hooks on it."""
+
+    kind = "optimizer"
+    phase = Phase.OPTIMIZER
+
+    def capture(self) -> Captured:
+        """Return what state_dict() gives, as it is now."""
+        captured = super().capture()
+        structure = {"mode": "custom", **captured.structure}
+        return Captured(self.name, self.kind, structure, captured.names, captured.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        if structure["mode"] != "custom":
+            raise self._mismatch("saved without its own state_dict()", "custom", "standard")
+        return super()._decode(structure, tensors, path)
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        here, there = type_name(self.value), decoded.value["type"]
+        if here != there:
+            raise self._mismatch("another optimizer", here, there)
+        counts = [len(group["params"]) for group in self.value.param_groups]
+        got = [len(group["params"]) for group in decoded.value["tree"].get("param_groups", [])]
+        if got and counts != got:
+            raise self._mismatch("other numbers of parameters per group", counts, got)
+        return super().check(decoded)
+
+    def apply(self, decoded: Decoded) -> None:
+        self.value.load_state_dict(self._fresh(decoded))
+        self._undo_casts(decoded)
+
+    def _undo_casts(self, decoded: Decoded) -> None:
+        """Put back state that load_state_dict() cast to its parameter's dtype."""
+        optimizer: Optimizer = self.value
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        saved = plain(decoded.value["tree"]).get("state", {})
+        for index, state in saved.items() if isinstance(saved, dict) else ():
+            if not (isinstance(index, int) and index < len(parameters) and isinstance(state, dict)):
+                continue
+            live = optimizer.state.get(parameters[index], {})
+            for key, value in state.items():
+                now = live.get(key)
+                if not (isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor)):
+                    continue
+                if now.dtype != value.dtype and not same_bits(now, value):
+                    live[key] = value.to(now.device, copy=True)
+
+
+class EnvironmentComponent(Component):
+    """An environment (or whatever else the training talks to), through two functions."""
+
+    kind = "environment"
+    phase = Phase.STATE
+
+    def __init__(self, name: str, environment: EnvironmentState) -> None:
+        super().__init__(name)
+        self.environment = environment
+
+    def capture(self) -> Captured:
+        """Return what the getter gives, as it is now."""
+        encoder = Encoder(self.name)
+        tree = encoder.encode(self.environment.get())
+        return Captured(self.name, self.kind, {"tree": tree}, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        return Decoder(tensors, path).decode(structure["tree"])
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        Merge(self.name).fresh(decoded.value)
+        return ()
+
+    def apply(self, decoded: Decoded) -> None:
+        self.environment.set(Merge(self.name).fresh(decoded.value))

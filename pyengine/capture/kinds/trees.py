@@ -1,0 +1,114 @@
+"""Counters (dicts, lists, dataclasses, ...) and single tensors or arrays, restored in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyengine.capture.component import Captured, Component, Decoded, Phase
+from pyengine.capture.decode import Decoder
+from pyengine.capture.inplace import is_consistent
+from pyengine.capture.leaves import DataclassLeaf, TensorLeaf
+from pyengine.capture.merge import Merge
+from pyengine.capture.protocol import type_name
+from pyengine.capture.tensorfile import TensorFile
+from pyengine.capture.tree import Encoder, Node
+
+
+class CountersComponent(Component):
+    """A mutable container or dataclass; what it holds is refilled in place where it can be."""
+
+    kind = "counters"
+    phase = Phase.STATE
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name)
+        self.value = value
+
+    def capture(self) -> Captured:
+        """Return everything the container holds."""
+        encoder = Encoder(self.name)
+        structure = {"tree": encoder.encode(self.value)}
+        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        return Decoder(tensors, path).decode(structure["tree"])
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        decoded.plan = self._plan(decoded.value)
+        return tuple(f"{self.name}{note}" for note in decoded.plan.notes)
+
+    def _plan(self, saved: Any) -> Merge:
+        got = saved.type_name if isinstance(saved, DataclassLeaf) else type_name(saved)
+        if got != type_name(self.value):
+            raise self._mismatch("another type of container", type_name(self.value), got)
+        merge = Merge(self.name)
+        merge.value(self.value, saved)
+        return merge
+
+    def apply(self, decoded: Decoded) -> None:
+        merge = self._planned(decoded, self._plan)
+        merge.run()
+        decoded.late = [merge]
+
+
+class TensorComponent(Component):
+    """One tensor, parameter or array, written in place."""
+
+    kind = "tensor"
+    phase = Phase.MODULE
+
+    def __init__(self, name: str, value: torch.Tensor | np.ndarray[Any, Any]) -> None:
+        super().__init__(name)
+        self.value = value
+
+    def capture(self) -> Captured:
+        """Return the value."""
+        encoder = Encoder(self.name)
+        structure = {"tree": encoder.encode(self.value)}
+        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
+
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        return Decoder(tensors, path).decode(structure["tree"])
+
+    def check(self, decoded: Decoded) -> tuple[str, ...]:
+        saved = decoded.value
+        is_tensor = isinstance(saved, TensorLeaf)
+        value = saved.value if is_tensor else saved
+        if is_tensor != isinstance(self.value, torch.Tensor):
+            raise self._mismatch("a tensor on one side only", _sort(self.value), _sort(value))
+        if tuple(value.shape) != tuple(self.value.shape) or value.dtype != self.value.dtype:
+            raise self._mismatch("it does not fit", _sort(self.value), _sort(value))
+        if isinstance(self.value, torch.Tensor) and not is_consistent(self.value, value):
+            raise self._mismatch(
+                "elements that share memory here differ", _sort(self.value), _sort(value)
+            )
+        return ()
+
+    def apply(self, decoded: Decoded) -> None:
+        merge = Merge(self.name)
+        merge.value(self.value, decoded.value)
+        merge.run()
+
+    def live_tensors(self) -> list[tuple[str, Any]]:
+        return [(self.name, self.value)] if isinstance(self.value, torch.Tensor) else []
+
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set, bytearray)
+
+
+def is_container(value: Any) -> bool:
+    """Return whether `value` is a container that can be refilled in place."""
+    if type(value) in _CONTAINERS:
+        return True
+    return not isinstance(value, type) and dataclasses.is_dataclass(value)
+
+
+def _sort(value: Any) -> str:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return type_name(value)

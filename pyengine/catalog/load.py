@@ -1,0 +1,68 @@
+"""`pyengine.load`: values of a snapshot, without the objects they came from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyengine.catalog.commit import hold_snapshot
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.run import choose_snapshot
+from pyengine.catalog.snapshot_files import read_files
+from pyengine.errors import ComponentMismatchError, ConfigError
+from pyengine.format.manifest import ComponentRecord
+
+
+def load(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return saved state by name: of the snapshot at `path`, or of the newest of a run.
+
+    `only` names the components wanted; without it all are read, rings excepted (rows are read by
+    `SnapshotEngine.restore`). A module or optimizer gives what its load_state_dict() takes (CPU
+    tensors), counters and environments their value with dataclasses as dicts, a generator its
+    state. Every file is verified before it is decoded. Claims and writes nothing, runs no saved
+    code, needs no native code; safe while a trainer writes to the run.
+
+        net.load_state_dict(pyengine.load("runs/hopper", only=["policy"])["policy"])
+
+    Raises ComponentMismatchError for names the snapshot does not hold, ConfigError for a ring,
+    DamageError and FormatVersionError that name the file, RunDirectoryError, OSError.
+    """
+    if isinstance(only, str):
+        raise ConfigError(f"only= takes a list of names: only=[{only!r}]")
+    info = choose_snapshot(path)
+    with contextlib.ExitStack() as stack:
+        lock = hold_snapshot(info.path)
+        if lock is not None:
+            stack.enter_context(lock)
+        return _load(info, _wanted(info, only))
+
+
+def _load(info: SnapshotInfo, records: Iterable[ComponentRecord]) -> dict[str, Any]:
+    # Imports torch: not before it is known that there is something to decode.
+    from pyengine.capture.load import load_component
+
+    values = {}
+    for record in records:
+        files = read_files(info, record.files)
+        values[record.name] = load_component(files, record.name, record.kind)
+    return values
+
+
+def _wanted(info: SnapshotInfo, only: Sequence[str] | None) -> list[ComponentRecord]:
+    saved = {record.name: record for record in info.components if record.status == "saved"}
+    if only is None:
+        return [record for record in saved.values() if record.kind != "ring"]
+    unknown = tuple(name for name in only if name not in saved)
+    if unknown:
+        raise ComponentMismatchError(
+            f"{info.name} holds no {', '.join(map(repr, unknown))}; it holds "
+            f"{', '.join(map(repr, saved))}",
+            not_tracked=(),
+            not_saved=unknown,
+        )
+    rings = [name for name in only if saved[name].kind == "ring"]
+    if rings:
+        raise ConfigError(f"{rings[0]!r} is a ring: its rows are read by SnapshotEngine.restore()")
+    return [saved[name] for name in only]

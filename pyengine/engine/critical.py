@@ -1,0 +1,97 @@
+"""Code that an exception from a signal handler must not cut in two.
+
+Python runs signal handlers in the main thread, between any two bytecodes, and KeyboardInterrupt is
+raised there. What starts a process or publishes a cut therefore runs in a thread of its own: it
+always ends, nothing is left half done, and a handler meets no lock that its own thread holds.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Task(Generic[T]):
+    """One call in a thread; `revoked` and `started` exclude each other."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._token = threading.Lock()
+        self._result: list[T] = []
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+    def take(self) -> bool:
+        """Win the right to decide whether the call happens; only one side ever does."""
+        return self._token.acquire(blocking=False)
+
+    def run(self) -> None:
+        if self.take():
+            try:
+                self._result.append(self._function())
+            except BaseException as error:
+                self.error = error
+            self.done.set()
+
+    def result(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self._result[0]
+
+
+def run_whole(function: Callable[[], T]) -> T:
+    """Call `function` where no signal handler can interrupt it; return or raise as it does.
+
+    An exception that a handler raises meanwhile comes after the call has ended, and instead of its
+    result. `function` must end by itself, soon: it cannot be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    task = _Task(function)
+    interrupt: BaseException | None = None
+    try:
+        threading.Thread(target=task.run, name="pyengine-whole", daemon=True).start()
+    except BaseException as error:
+        if task.take():
+            raise
+        interrupt = error
+    while not task.done.is_set():
+        try:
+            task.done.wait()
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+    return task.result()
+
+
+def is_in_signal_handler() -> bool:
+    """Return whether a Python signal handler is running in this thread, further up the stack."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    handlers.discard(None)
+    handlers.discard(_code_of(signal.default_int_handler))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in handlers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a handler that is a function, method, partial or callable object."""
+    while hasattr(handler, "func"):
+        handler = handler.func
+    handler = getattr(handler, "__func__", handler)
+    if not hasattr(handler, "__code__"):
+        handler = vars(type(handler)).get("__call__")
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None

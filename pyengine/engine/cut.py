@@ -1,0 +1,236 @@
+"""The cut: everything of one instant into a staging slot, published in one step.
+
+Everything that can raise runs first: capture, layout, memory, the copy of the components. Then,
+where no signal handler can interrupt, all rings are frozen, their mutable fields copied and their
+counts taken, and the snapshot's word (PENDING) and the staging word (STAGED) are published, last,
+while the rings' locks are still held. Whatever raises before that leaves nothing behind: the
+snapshot is CANCELLED, the slot FREE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyengine.capture.copiers import Copier
+from pyengine.capture.coverage import check_coverage
+from pyengine.capture.staging import StagingLayout
+from pyengine.capture.staging import StagingSlot as StagingMemory
+from pyengine.capture.tensorfile import FileLayout, lay_out
+from pyengine.config import PAGE_BYTES
+from pyengine.engine.buffers import StagingBuffers, StagingSlot
+from pyengine.engine.critical import run_whole
+from pyengine.engine.tracked import Tracked
+from pyengine.format.buffer_header import LaneRecord
+from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
+from pyengine.format.manifest import ComponentRecord
+from pyengine.format.names import BUFFER
+from pyengine.shm.arena import Arena
+from pyengine.shm.control import DescriptorPlace, EngineControl
+from pyengine.shm.states import SnapshotState, StagingState
+
+if TYPE_CHECKING:
+    from pyengine.replay.ring import ReplayBuffer
+
+MUTABLE_FILE = "mutable.safetensors"
+"""Name of the file beside a buffer header that holds a ring's mutable fields."""
+
+_WIDEST = LaneRecord(tail=1 << 62, total_count=1 << 62, break_pending=True)
+_SLACK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RingPlan:
+    """One ring in a snapshot; `targets` are places in the slot for its mutable fields."""
+
+    name: str
+    ring: ReplayBuffer
+    sources: Mapping[str, Any]
+    layout: FileLayout | None
+    offset: int
+
+    @property
+    def mutable_file(self) -> str | None:
+        """Path of the file of mutable fields, None where the ring has none."""
+        return f"{BUFFER}/{self.name}/{MUTABLE_FILE}" if self.layout is not None else None
+
+
+class Cutter:
+    """Takes the cuts of one engine; owns the views of its staging arenas, not the arenas."""
+
+    def __init__(self, control: EngineControl, buffers: StagingBuffers, tracked: Tracked) -> None:
+        self._control = control
+        self._buffers = buffers
+        self._tracked = tracked
+        self._layout = StagingLayout()
+        self._memories: dict[int, tuple[int, StagingMemory]] = {}
+
+    def take(
+        self,
+        slot: StagingSlot,
+        draft: SnapshotDescriptor,
+        meta: Mapping[str, Any],
+        on_published: Callable[[], None],
+    ) -> None:
+        """Fill the claimed slot and publish the snapshot that `draft` describes.
+
+        `draft` has everything but components, files and rings; `meta` goes into meta.json.
+        `on_published` is called once the cut is taken, where nothing can interrupt it. Raises
+        CaptureError, SharedMemoryError and what tracked objects raise: nothing is staged then.
+        """
+        sequence = draft.sequence
+        try:
+            self._take(slot, draft, meta, on_published)
+        except BaseException:
+            entry = slot.entry
+            # An interrupt that came after the publication leaves the snapshot to the writer.
+            if entry.staging == (sequence, StagingState.STAGING):
+                entry.cancel(sequence)
+                entry.move_staging(sequence, StagingState.STAGING, StagingState.FREE)
+            raise
+
+    def _take(
+        self,
+        slot: StagingSlot,
+        draft: SnapshotDescriptor,
+        meta: Mapping[str, Any],
+        on_published: Callable[[], None],
+    ) -> None:
+        components = list(self._tracked.components.values())
+        captured = [component.capture() for component in components]
+        check_coverage(components, captured)
+        plan = self._layout.plan(captured, meta)
+        rings, end = self._plan_rings(plan.required_bytes)
+        files = [*plan.files, *(self._mutable_plan(ring) for ring in rings if ring.layout)]
+        draft = replace(
+            draft,
+            components=(*plan.components, *self._other_records(rings)),
+            files=tuple(files),
+            static=tuple(sorted(self._tracked.static)),
+        )
+        room = len(_with_cuts(draft, rings, None).pack()) + _SLACK_BYTES
+        arena = self._buffers.fit(slot, end + room)
+        self._memory(slot, arena).fill(plan)
+        targets = [self._mutable_targets(ring, arena) for ring in rings]
+        place = arena.view(end, arena.size_bytes - end)
+
+        def publish() -> None:
+            self._publish(slot, draft, rings, targets, place, end)
+            on_published()
+
+        try:
+            run_whole(publish)
+        finally:
+            place.release()
+
+    def _publish(
+        self,
+        slot: StagingSlot,
+        draft: SnapshotDescriptor,
+        rings: list[_RingPlan],
+        targets: list[dict[str, Any]],
+        place: memoryview,
+        offset: int,
+    ) -> None:
+        entry, sequence = slot.entry, draft.sequence
+        with contextlib.ExitStack() as locks:
+            for ring in rings:
+                locks.enter_context(ring.ring.freeze())
+            entry.begin(sequence)
+            cuts = []
+            for ring, views in zip(rings, targets, strict=True):
+                for name, view in views.items():
+                    np.copyto(view, ring.sources[name], casting="no")
+                words = self._control.arena.mapping
+                cuts.append(ring.ring.cut(words, entry.snapshot_word_offset, sequence))
+            packed = _with_cuts(draft, rings, cuts).pack()
+            place[: len(packed)] = packed
+            entry.descriptor = DescriptorPlace(slot.version, offset, len(packed))
+            entry.move_staging(sequence, StagingState.STAGING, StagingState.STAGED)
+
+    def _plan_rings(self, start: int) -> tuple[list[_RingPlan], int]:
+        """Place the rings' mutable fields from `start` on; return the plans and their end."""
+        plans, end = [], start
+        for name, ring in self._tracked.rings.items():
+            sources = ring.mutable_arrays()
+            layout = lay_out(list(sources), list(sources.values()), "{}") if sources else None
+            plans.append(_RingPlan(name, ring, sources, layout, end))
+            if layout is not None:
+                end += -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
+        return plans, end
+
+    def _mutable_plan(self, ring: _RingPlan) -> FilePlan:
+        assert ring.layout is not None
+        assert ring.mutable_file is not None
+        return FilePlan(ring.mutable_file, (SlotRange(ring.offset, ring.layout.size_bytes),))
+
+    def _mutable_targets(self, ring: _RingPlan, arena: Arena) -> dict[str, Any]:
+        if ring.layout is None:
+            return {}
+        header = ring.layout.header
+        arena.view(ring.offset, len(header))[:] = header
+        targets: dict[str, Any] = {}
+        for (name, source), offset in zip(ring.sources.items(), ring.layout.offsets, strict=True):
+            memory = arena.view(ring.offset + offset, source.nbytes)
+            targets[name] = np.frombuffer(memory, source.dtype).reshape(source.shape)
+        return targets
+
+    def _other_records(self, rings: list[_RingPlan]) -> list[ComponentRecord]:
+        """Return the records of rings (their files come from the writer) and of exclusions."""
+        records = [ComponentRecord(ring.name, "ring", "saved", None, (), 0) for ring in rings]
+        for name, reason in self._tracked.excluded.items():
+            records.append(ComponentRecord(name, "excluded", "excluded", reason, (), 0))
+        return records
+
+    def _memory(self, slot: StagingSlot, arena: Arena) -> StagingMemory:
+        """Return the filling side of a slot, made anew with each arena."""
+        index = slot.entry.index
+        version, memory = self._memories.get(index, (-1, None))
+        if memory is None or version != slot.version:
+            if memory is not None:
+                memory.close()
+            memory = StagingMemory(arena.mapping, new_copier())
+            self._memories[index] = (slot.version, memory)
+        return memory
+
+    def close(self) -> None:
+        """Let go of all views of the arenas. Idempotent."""
+        while self._memories:
+            _, (_, memory) = self._memories.popitem()
+            memory.close()
+
+    def is_pending(self, slot: StagingSlot, sequence: int) -> bool:
+        """Whether the slot's snapshot was published and is not decided yet."""
+        found, state = slot.entry.snapshot
+        return found == sequence and state in (SnapshotState.PENDING, SnapshotState.COMMITTING)
+
+
+def _with_cuts(
+    draft: SnapshotDescriptor,
+    rings: list[_RingPlan],
+    cuts: list[tuple[LaneRecord, ...]] | None,
+) -> SnapshotDescriptor:
+    """Return the descriptor with its rings; without cuts, one at least as long as with any."""
+    records = []
+    for index, ring in enumerate(rings):
+        header = ring.ring.header_record()
+        lanes = cuts[index] if cuts else (_WIDEST,) * int(header["num_lanes"])
+        records.append(RingCut(ring.name, lanes, header, ring.mutable_file))
+    return replace(draft, rings=tuple(records))
+
+
+def new_copier() -> Copier:
+    """Return the copier for this machine: CUDA's where CUDA is in use, else the CPU's."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        from pyengine.capture.copiers.cuda import CudaCopier
+
+        return CudaCopier()
+    from pyengine.capture.copiers.cpu import CpuCopier
+
+    return CpuCopier()

@@ -1,0 +1,79 @@
+"""What a snapshot says about itself besides its state: identity, time, versions, metrics."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyengine
+from pyengine.errors import ConfigError
+from pyengine.format.descriptor import SnapshotDescriptor
+from pyengine.format.manifest import utc_timestamp
+from pyengine.format.names import line_text
+
+if TYPE_CHECKING:
+    from pyengine.engine.session import Session
+
+_LIBRARIES = ("numpy", "torch", "gymnasium", "stable_baselines3", "tianshou", "torchrl", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the user says about a run: an id of the algorithm, and notes (plain JSON values)."""
+
+    algorithm: str | None
+    notes: dict[str, Any]
+
+
+def draft_of(
+    session: Session,
+    sequence: int,
+    step: int,
+    metrics: dict[str, float],
+    identity: Identity,
+) -> SnapshotDescriptor:
+    """Return the descriptor of a snapshot without its components, files and rings."""
+    return SnapshotDescriptor(
+        sequence=sequence,
+        generation=session.claim.generation,
+        global_step=step,
+        created_at=utc_timestamp(),
+        line=line_text(session.control.line),
+        algorithm=identity.algorithm,
+        versions=versions(),
+        metrics=metrics,
+        notes=identity.notes,
+    )
+
+
+def meta_of(draft: SnapshotDescriptor) -> dict[str, Any]:
+    """Return what meta.json holds besides the structures of components."""
+    return {
+        "global_step": draft.global_step,
+        "created_at": draft.created_at,
+        "notes": draft.notes,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what made the state: libraries that are loaded, nothing else."""
+    found = {"pyengine": pyengine.__version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as plain floats; ConfigError names what is no number."""
+    checked = {}
+    for name, value in metrics.items():
+        try:
+            checked[str(name)] = float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"metric {name!r} is {value!r}, not a number") from error
+    return checked

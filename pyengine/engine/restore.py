@@ -1,0 +1,251 @@
+"""Restore: a committed snapshot back into the live objects, all of it or nothing.
+
+    read    every file except replay segments, verified against the manifest
+    decode  into values; compare with the live objects (nothing has changed so far)
+    line    open the new history, durable; give the replay files their names in the pool
+    apply   modules, optimizers, schedulers, rings, other state; then environments; generators last
+    mark    the snapshot as restored
+
+An exception before `apply` leaves everything as it was. One during it leaves live objects half
+changed: the engine refuses to go on until a restore succeeds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pyengine.capture.component import Component, Decoded, Phase
+from pyengine.capture.coverage import nonfinite_parameters
+from pyengine.catalog import markers
+from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.lines import open_line
+from pyengine.engine.report import ComponentReport, RestoreReport
+from pyengine.engine.ring_restore import RingRestore, is_replay_segment, read_ring
+from pyengine.engine.snapshot_files import read_files
+from pyengine.engine.tracked import Tracked
+from pyengine.errors import ComponentMismatchError
+from pyengine.events import logger
+from pyengine.format.manifest import ComponentRecord
+
+if TYPE_CHECKING:
+    from pyengine.engine.session import Session
+
+Replay = Literal["exact", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """What a caller asked for."""
+
+    eager: bool = False
+    replay: Replay = "exact"
+    replay_last: int | None = None
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Work:
+    """A restore under way: what was decoded, what is to be told."""
+
+    info: SnapshotInfo
+    decoded: dict[str, Decoded] = field(default_factory=dict)
+    rings: dict[str, RingRestore] = field(default_factory=dict)
+    reports: list[ComponentReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
+    """Open the first line of a run, or a new one beside those that are there."""
+    start_rows = {
+        name: [ring.control.total_count(lane) for lane in range(ring.num_envs)]
+        for name, ring in tracked.rings.items()
+        if ring.control is not None
+    }
+    line = open_line(session.run_dir, session.claim.generation, parent=None, start_rows=start_rows)
+    _begin_line(session, tracked, line.id, None)
+    return RestoreReport(None, line.text, run_dir=session.run_dir)
+
+
+def restore_snapshot(
+    session: Session,
+    tracked: Tracked,
+    info: SnapshotInfo,
+    options: RestoreOptions,
+    applying: Callable[[bool], None],
+) -> RestoreReport:
+    """Put a snapshot back. `applying(True)` is called before the first live object changes, and
+    `applying(False)` once all of them have."""
+    started = time.perf_counter()
+    work = _prepare(tracked, info, options)
+    generation = session.claim.generation
+    start_rows = {name: ring.start_rows for name, ring in work.rings.items()}
+    line = open_line(session.run_dir, generation, parent=info, start_rows=start_rows)
+    with commit_lock(session.run_dir, generation) as held:
+        for ring in work.rings.values():
+            ring.adopt(held, line.id)
+    with markers.applying(session.run_dir, generation, info.name):
+        applying(True)
+        _begin_line(session, tracked, line.id, info.name)
+        _apply(tracked, work, options)
+        applying(False)
+    markers.mark_restored(session.run_dir, generation, info.name)
+    return RestoreReport(
+        info,
+        line.text,
+        tuple(work.reports),
+        tuple(work.notes),
+        time.perf_counter() - started,
+        session.run_dir,
+    )
+
+
+def _begin_line(session: Session, tracked: Tracked, line: int, parent: str | None) -> None:
+    session.control.line = line
+    session.control.parent = parent
+    session.is_line_open = True
+    for ring in tracked.rings.values():
+        ring.set_line(line)
+
+
+# --- before anything changes ------------------------------------------------------------------
+
+
+def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
+    saved = {record.name: record for record in info.components if record.status == "saved"}
+    _compare_names(tracked, info, saved, options.allow)
+    work = _Work(info)
+    wanted = [record for name, record in saved.items() if name in tracked.names]
+    files = read_files(info, _needed(info, wanted, options))
+    sizes = {path: len(data) for path, data in files.items()}
+    for component in tracked.in_order():
+        record = saved.get(component.name)
+        if record is not None:
+            decoded = component.decode({path: files[path] for path in record.files})
+            work.notes += component.check(decoded)
+            work.decoded[component.name] = decoded
+            size = sum(sizes[path] for path in record.files)
+            work.reports.append(ComponentReport(record.name, record.kind, "restored", size))
+    for name, ring in tracked.rings.items():
+        if name in saved and options.replay == "exact":
+            work.rings[name] = read_ring(name, ring, info, files)
+    work.reports += _absent(tracked, info, saved, options)
+    return work
+
+
+def _needed(
+    info: SnapshotInfo, wanted: list[ComponentRecord], options: RestoreOptions
+) -> list[str]:
+    """Return the paths to read: of the wanted components, without replay segments."""
+    paths: dict[str, None] = {}
+    for record in wanted:
+        if record.kind == "ring" and options.replay == "skip":
+            continue
+        paths.update((path, None) for path in record.files if not is_replay_segment(info, path))
+    return list(paths)
+
+
+def _compare_names(
+    tracked: Tracked,
+    info: SnapshotInfo,
+    saved: Collection[str],
+    allow: tuple[str, ...],
+) -> None:
+    """Raise ComponentMismatchError where a name is on one side only and was not let through."""
+    passed = {*allow, *tracked.excluded}
+    not_tracked = tuple(sorted(set(saved) - tracked.names - passed))
+    not_saved = tuple(sorted(tracked.names - set(saved) - passed))
+    if not not_tracked and not not_saved:
+        return
+    parts = []
+    if not_tracked:
+        parts.append(f"saved but not tracked: {', '.join(not_tracked)}")
+    if not_saved:
+        parts.append(f"tracked but not saved: {', '.join(not_saved)}")
+    names = ", ".join(repr(name) for name in (*not_tracked, *not_saved))
+    raise ComponentMismatchError(
+        f"{info.name}: {'; '.join(parts)}. Track the same names, or go on without them by "
+        f"restore(allow=({names},))",
+        not_tracked=not_tracked,
+        not_saved=not_saved,
+    )
+
+
+def _absent(
+    tracked: Tracked,
+    info: SnapshotInfo,
+    saved: dict[str, ComponentRecord],
+    options: RestoreOptions,
+) -> Iterator[ComponentReport]:
+    """Yield a line for everything that is not put back."""
+    for name, record in saved.items():
+        if name in tracked.excluded:
+            note = f"here: {tracked.excluded[name]}"
+            yield ComponentReport(name, record.kind, "excluded", note=note)
+        elif name not in tracked.names:
+            yield ComponentReport(name, record.kind, "not tracked", note="left in the snapshot")
+        elif name in tracked.rings and options.replay == "skip":
+            note = 'replay="skip": starts empty'
+            yield ComponentReport(name, record.kind, "skipped", rows=0, note=note)
+    reasons = {record.name: record.reason for record in info.components}
+    for name in sorted(tracked.names - set(saved)):
+        kind = tracked.components[name].kind if name in tracked.components else "ring"
+        reason = reasons.get(name)
+        note = f"excluded then: {reason}" if reason else "left as it is"
+        yield ComponentReport(name, kind, "not saved", note=note)
+
+
+# --- live objects change from here on ----------------------------------------------------------
+
+
+def _apply(tracked: Tracked, work: _Work, options: RestoreOptions) -> None:
+    components = [c for c in tracked.in_order() if c.name in work.decoded]
+    with _naming(work):
+        _apply_phases(components, work, before=Phase.RING)
+        goes_on = any(component.kind == "environment" for component in components)
+        for ring in work.rings.values():
+            work.reports.append(ring.install(options, keep_breaks=goes_on))
+        _apply_phases(components, work, after=Phase.RING)
+        bad = nonfinite_parameters(components)
+        for component in components:
+            component.apply_late(work.decoded[component.name])
+        for ring in work.rings.values():
+            ring.install_sampler()
+    if bad:
+        work.notes.append(f"not finite: {', '.join(bad[:8])}")
+        logger.warning("%s: parameters that are not finite: %s", work.info.name, ", ".join(bad))
+
+
+def _apply_phases(
+    components: list[Component],
+    work: _Work,
+    *,
+    before: Phase | None = None,
+    after: Phase | None = None,
+) -> None:
+    for component in components:
+        is_early = before is None or component.phase < before
+        is_late = after is None or component.phase > after
+        if is_early and is_late:
+            component.apply(work.decoded[component.name])
+
+
+@contextmanager
+def _naming(work: _Work) -> Iterator[None]:
+    """Say which snapshot was being applied when an exception of user code comes through."""
+    try:
+        yield
+    except BaseException:
+        logger.error(
+            "%s: an exception interrupted the restore while live objects were being changed",
+            os.path.join(work.info.path),
+        )
+        raise
+
+
+__all__ = ["RestoreOptions", "restore_snapshot", "start_fresh"]

@@ -1,0 +1,125 @@
+"""Bringing one ring back: its header decides, its full segments stay files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyengine.capture.tensorfile import TensorFile
+from pyengine.catalog import pool
+from pyengine.catalog.commit_lock import CommitLock
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.engine.report import ComponentReport
+from pyengine.errors import DamageError
+from pyengine.format.buffer_header import BufferHeader
+from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
+from pyengine.replay.install import SegmentFile
+
+if TYPE_CHECKING:
+    from pyengine.engine.restore import RestoreOptions
+    from pyengine.replay.ring import ReplayBuffer
+
+
+def is_replay_segment(info: SnapshotInfo, path: str) -> bool:
+    """Whether a file of a snapshot holds replay rows, to be verified block by block."""
+    record = info.file(path)
+    return record is not None and record.covers == "segment"
+
+
+class RingRestore:
+    """One ring on its way back. Made by `read_ring`, which has checked that it fits."""
+
+    def __init__(
+        self,
+        name: str,
+        ring: ReplayBuffer,
+        info: SnapshotInfo,
+        header: BufferHeader,
+        mutable: Mapping[str, Any],
+    ) -> None:
+        self._name = name
+        self._ring = ring
+        self._header = header
+        self._mutable = mutable
+        self._info = info
+        self._size_bytes = sum(
+            record.size_bytes
+            for record in info.files
+            if record.path.startswith(f"{BUFFER}/{name}/")
+        )
+        self._files: dict[str, SegmentFile] = {}
+
+    @property
+    def start_rows(self) -> list[int]:
+        """The next row id of every lane."""
+        return [lane.total_count for lane in self._header.lanes]
+
+    def adopt(self, held: CommitLock, line: int) -> None:
+        """Give the full segment files names in the pool, under the new line; durable on return."""
+        # The line is new, so that its file numbers begin anew.
+        numbers = itertools.count(1)
+        directory = pool.pool_directory(held.run_dir, self._name)
+        records = pool.adopt_files(
+            held, self._info, self._header, line=line, next_sequence=lambda: next(numbers)
+        )
+        for file in {extent.file for extent in self._header.extents}:
+            self._files[file] = self._segment_file(file, records.get(file), directory)
+
+    def install(self, options: RestoreOptions, *, keep_breaks: bool) -> ComponentReport:
+        """Put the rows into the ring; only open rows are read now, unless asked for eagerly."""
+        rows = self._ring.install(
+            self._header,
+            self._files,
+            self._mutable,
+            eager=options.eager,
+            replay_last=options.replay_last,
+            keep_breaks=keep_breaks,
+        )
+        note = "" if options.replay_last is None else f"replay_last={options.replay_last}"
+        return ComponentReport(self._name, "ring", "restored", self._size_bytes, rows, note)
+
+    def install_sampler(self) -> None:
+        """Set the ring's own generator, after every user callable has run."""
+        storage = self._ring.storage
+        sampler = self._header.sampler
+        if storage is not None:
+            storage.core.seed_state = (int(sampler["state"], 16), int(sampler["increment"], 16))
+
+    def _segment_file(
+        self, file: str, record: pool.FileRecordTuple | None, directory: str
+    ) -> SegmentFile:
+        """Return where a file of the header lies: in the pool where it was adopted."""
+        path = f"{BUFFER}/{self._name}/{file}"
+        listed = self._info.file(path)
+        if listed is None:
+            shown = os.path.join(self._info.path, path)
+            raise DamageError(f"{shown}: the manifest does not list this file", path=shown)
+        checksum = int(listed.xxh3_64, 16)
+        if record is None:
+            return SegmentFile(os.path.join(self._info.path, path), checksum, None)
+        line, lane, first_row, row_count, sequence, _, _ = record
+        name = PoolName(line, lane, first_row, row_count, sequence).text
+        return SegmentFile(os.path.join(directory, name), checksum, record)
+
+
+def read_ring(
+    name: str, ring: ReplayBuffer, info: SnapshotInfo, files: Mapping[str, Any]
+) -> RingRestore:
+    """Read a ring's header and mutable fields and check that they fit the live ring.
+
+    Raises DamageError, StateMismatchError; nothing has changed.
+    """
+    directory = f"{BUFFER}/{name}"
+    path = f"{directory}/{BUFFER_HEADER}"
+    if path not in files:
+        raise DamageError(f"{info.path}: {path} is not listed", path=os.path.join(info.path, path))
+    header = BufferHeader.from_bytes(bytes(files[path]), path=os.path.join(info.path, path))
+    mutable: dict[str, Any] = {}
+    if header.mutable_file is not None:
+        path = f"{directory}/{header.mutable_file}"
+        tensors = TensorFile(files[path], os.path.join(info.path, path))
+        mutable = {field: tensors.array(field) for field in tensors.names}
+    ring.check_restorable(header)
+    return RingRestore(name, ring, info, header, mutable)

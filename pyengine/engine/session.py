@@ -1,0 +1,216 @@
+"""Everything that an engine holds on to while it owns a run: one place that opens and closes it.
+
+In order: the claim on the run directory (a lock that the kernel frees), the control block, the
+writer, the staging arenas. Closing goes the other way round. An interrupt anywhere in between
+leaves nothing: descriptors and locks go with the objects, the writer ends when its socket closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyengine import config
+from pyengine.catalog.claim import Claim, claim_run
+from pyengine.engine.buffers import StagingBuffers
+from pyengine.engine.link import WriterLink
+from pyengine.engine.pending import PendingSnapshot
+from pyengine.errors import PyengineError, SnapshotFailedError, WriterDiedError
+from pyengine.events import logger
+from pyengine.shm.arena import Arena
+from pyengine.shm.channel import Message
+from pyengine.shm.control import CONTROL_BYTES, EngineControl
+from pyengine.shm.states import SnapshotState, StagingState
+
+if TYPE_CHECKING:
+    from pyengine.catalog.info import SnapshotInfo
+    from pyengine.replay.ring import ReplayBuffer
+    from pyengine.replay.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How an engine's end went: `is_complete` where the writer finished and ended in time."""
+
+    is_complete: bool
+    errors: tuple[PyengineError, ...]
+
+
+class Session:
+    """One claim on a run and what works under it; owns all of it. Inert in a forked child."""
+
+    def __init__(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
+        self._pending: list[PendingSnapshot] = []
+        self._given: dict[str, weakref.ref[Storage]] = {}
+        self._sequence = 0
+        self.persist_seconds: float | None = None
+        """How long the writer took for the snapshot it committed last."""
+        self.is_line_open = False
+        self._resources = contextlib.ExitStack()
+        try:
+            self._open(run_dir, keep_last, drain_wait)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self, run_dir: str, keep_last: int, drain_wait: float) -> None:
+        stack = self._resources
+        self.claim: Claim = claim_run(run_dir, wait_seconds=drain_wait)
+        stack.callback(self.claim.release)
+        self.run_dir = self.claim.run_dir
+        arena = stack.enter_context(Arena.create(CONTROL_BYTES, "control"))
+        self.control = EngineControl.create(
+            arena, generation=self.claim.generation, run_id=self.claim.run_id
+        )
+        stack.callback(self.control.release)
+        hello = {
+            "run_dir": self.run_dir,
+            "generation": self.claim.generation,
+            "run_id": self.claim.run_id,
+            "line": 0,
+            "keep_last": keep_last,
+            "parent": None,
+        }
+        self.link = WriterLink(hello, arena, self._on_message)
+        self.buffers = StagingBuffers(self.control, self.link.give_staging)
+        stack.callback(self.buffers.close)
+
+    # --- snapshots --------------------------------------------------------------------------
+
+    def next_sequence(self) -> int:
+        """Return a number that no snapshot of this generation had."""
+        self._sequence += 1
+        return self._sequence
+
+    def add_pending(self, pending: PendingSnapshot) -> None:
+        """Keep an eye on a snapshot that was just published."""
+        self._pending.append(pending)
+
+    def settle(self) -> list[PendingSnapshot]:
+        """Take over decided snapshots; return them. Later ones stay under observation."""
+        done = [pending for pending in self._pending if pending.is_done]
+        self._pending = [pending for pending in self._pending if pending not in done]
+        for pending in done:
+            if pending.outcome is not None:
+                self.persist_seconds = pending.outcome.persist_ns / 1e9
+        return done
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a snapshot is on its way."""
+        return any(not pending.is_done for pending in self._pending)
+
+    def cancel_pending(self, reason: str) -> int:
+        """Give up the snapshots that are still pending; return how many were."""
+        count = 0
+        for entry in self.control.entries:
+            sequence, state = entry.snapshot
+            if state == SnapshotState.PENDING and entry.cancel(sequence):
+                logger.warning("snapshot %d is given up: %s", sequence, reason)
+                count += 1
+        if count:
+            self.link.wake()
+        return count
+
+    # --- the writer ------------------------------------------------------------------------
+
+    def give_ring(self, name: str, ring: ReplayBuffer) -> None:
+        """Hand a ring's memory to the writer, once it has any, and when a restore replaced it."""
+        storage = ring.storage
+        given = self._given.get(name)
+        if storage is not None and (given is None or given() is not storage):
+            self.link.give_ring(
+                name, storage.arena, storage.seal_event, schema=ring.schema.to_record()
+            )
+            self._given[name] = weakref.ref(storage)
+
+    def poll(self) -> None:
+        """Take in news from the writer and replace it when it died.
+
+        Raises WriterDiedError when it is given up; snapshots that were pending have FAILED then.
+        """
+        try:
+            self.link.poll()
+        except WriterDiedError as error:
+            self._fail_pending(error)
+            raise
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news from the writer, at most `seconds`, and take them in."""
+        if self.link.is_lost:
+            return
+        try:
+            self.link.wait(seconds)
+        except WriterDiedError as error:
+            self._fail_pending(error)
+
+    def read_info(self, name: str) -> SnapshotInfo:
+        """Return the record of a committed snapshot."""
+        from pyengine.catalog.scan import read_snapshot
+
+        return read_snapshot(self.run_dir, name)
+
+    def _fail_pending(self, error: WriterDiedError) -> None:
+        """Decide what a writer that is given up has left undecided, and take the slots back."""
+        from pyengine.catalog.commit import find_committed
+
+        names = {pending.sequence: pending.name for pending in self._pending}
+        for entry in self.control.entries:
+            sequence, state = entry.snapshot
+            name = names.get(sequence)
+            is_committing = state == SnapshotState.COMMITTING and name is not None
+            if is_committing and find_committed(self.run_dir, str(name)) is not None:
+                entry.move_snapshot(sequence, state, SnapshotState.COMMITTED)
+            elif state in (SnapshotState.PENDING, SnapshotState.COMMITTING):
+                entry.fail(sequence, {"type": "WriterDiedError", "message": str(error)})
+            for used in (StagingState.STAGED, StagingState.WRITING):
+                entry.move_staging(sequence, used, StagingState.FREE)
+
+    def _on_message(self, message: Message) -> None:
+        if message.get("kind") == "warning":
+            logger.warning("%s", message.get("text"))
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def drain(self, seconds: float) -> Drained:
+        """Wait for pending snapshots, then for the writer to finish and end."""
+        deadline = time.monotonic() + seconds
+        while self.has_pending and not self.link.is_lost and time.monotonic() < deadline:
+            self.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+        errors = [pending.take_error() for pending in self.settle()]
+        ended = True
+        if not self.link.is_lost:
+            grace = max(1.0, deadline - time.monotonic())
+            self.link.drain(max(grace, config.DRAIN_WAIT_SECONDS))
+            ended = self.link.join(grace)
+        if not ended:
+            logger.warning(
+                "the writer (pid %s) has not finished after %.1f s; it goes on alone and ends by "
+                "itself",
+                self.link.pid,
+                seconds,
+            )
+        unfinished = [pending for pending in self._pending if not pending.is_done]
+        for pending in unfinished:
+            text = f"snapshot {pending.name} was still pending when the engine closed"
+            errors.append(SnapshotFailedError(text, sequence=pending.sequence))
+        return Drained(ended, tuple(error for error in errors if error is not None))
+
+    def release(self) -> None:
+        """Let go of everything. Idempotent; what the writer still needs, it holds itself."""
+        for pending in self._pending:
+            pending.detach()
+        link = getattr(self, "link", None)
+        if link is not None:
+            link.release()
+        self._resources.close()
+
+    def abandon(self) -> None:
+        """Let go after a failed start: the writer, which holds nothing yet, is ended as well."""
+        link = getattr(self, "link", None)
+        if link is not None:
+            link.kill()
+        self._resources.close()

@@ -1,0 +1,168 @@
+"""Taking snapshots: when, into which slot, and what became of the earlier ones.
+
+One Taker belongs to one engine, which lets one thread at a time in. It looks after the writer on
+the way: rings that got their memory since are handed over, a dead writer is replaced.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pyengine import config, errors
+from pyengine.engine.buffers import StagingSlot
+from pyengine.engine.cut import Cutter
+from pyengine.engine.describe import Identity, draft_of, meta_of
+from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.session import Session
+from pyengine.engine.tracked import Tracked
+from pyengine.engine.trigger import Trigger
+from pyengine.events import logger
+from pyengine.format.names import snapshot_name
+
+
+class Taker:
+    """Takes the snapshots of a session. `waits`: for a slot, instead of leaving one out;
+    `raises`: errors of earlier snapshots, instead of logging them."""
+
+    def __init__(
+        self,
+        session: Session,
+        tracked: Tracked,
+        trigger: Trigger,
+        identity: Identity,
+        *,
+        waits: bool,
+        raises: bool,
+    ) -> None:
+        self._session = session
+        self._tracked = tracked
+        self._trigger = trigger
+        self._identity = identity
+        self._waits = waits
+        self._raises = raises
+        self._cutter = Cutter(session.control, session.buffers, tracked)
+        self._wish: PendingSnapshot | None = None
+        self._skipped_in_a_row = 0
+
+    def start(self, step: int) -> None:
+        """Begin to count steps and seconds."""
+        self._trigger.start(step)
+        self._hand_over_rings()
+
+    def tick(self, step: int) -> PendingSnapshot | None:
+        """Take a snapshot if one is due or wished for."""
+        self._raise_errors()
+        if not self._trigger.is_due(step) and self._wish is None:
+            return None
+        pending = self._begin(step, {}, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
+        if pending is None:
+            self._skip(step)
+        return pending
+
+    def snapshot(self, step: int, metrics: dict[str, float]) -> PendingSnapshot:
+        """Take a snapshot; SnapshotBusyError where no slot becomes free in time."""
+        self._raise_errors()
+        pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS)
+        if pending is None:
+            raise errors.SnapshotBusyError(
+                f"both staging slots stayed in use for {config.STAGING_WAIT_SECONDS:.0f} s: the "
+                f"writer (pid {self._session.link.pid}) is slower than the snapshots, or stopped"
+            )
+        return pending
+
+    def wish(self) -> PendingSnapshot:
+        """Ask for a snapshot at the next tick. Safe in a signal handler."""
+        wish = self._wish = self._wish or PendingSnapshot(self._session)
+        return wish
+
+    def look_after_writer(self) -> None:
+        """Hand over what the writer lacks, take in its news, replace it when it died."""
+        self._hand_over_rings()
+        try:
+            self._session.poll()
+        except errors.WriterDiedError as error:
+            logger.error("%s", error)
+
+    def close(self) -> None:
+        """Let go of the staging arenas' memory."""
+        self._cutter.close()
+
+    def _begin(
+        self, step: int, metrics: dict[str, float], wait_seconds: float
+    ) -> PendingSnapshot | None:
+        """Take a snapshot into a free slot; None where none became free in time."""
+        session = self._session
+        sequence = session.next_sequence()
+        slot = self._claim_slot(sequence, wait_seconds)
+        if slot is None:
+            return None
+        started = time.perf_counter()
+        pending = self._wish or PendingSnapshot(session)
+        name = snapshot_name(step, session.claim.generation, sequence)
+
+        def published() -> None:
+            pending.bind(slot.entry, step=step, sequence=sequence, name=name)
+            session.add_pending(pending)
+            self._wish = None
+
+        try:
+            # The writer must have every ring before it sees the snapshot.
+            for ring in self._tracked.rings.values():
+                ring.mutable_arrays()
+            self._hand_over_rings()
+            draft = draft_of(session, sequence, step, metrics, self._identity)
+            self._cutter.take(slot, draft, meta_of(draft), published)
+        finally:
+            session.link.wake()
+        pending.stall_seconds = time.perf_counter() - started
+        self._trigger.fired(step)
+        self._trigger.stalled(pending.stall_seconds)
+        self._skipped_in_a_row = 0
+        return pending
+
+    def _claim_slot(self, sequence: int, wait_seconds: float) -> StagingSlot | None:
+        deadline = time.monotonic() + wait_seconds
+        self._session.link.revive()
+        while True:
+            slot = self._session.buffers.claim(sequence)
+            remaining = deadline - time.monotonic()
+            if slot is not None or remaining <= 0:
+                return slot
+            self._session.wait(remaining)
+            self._raise_errors()
+
+    def _skip(self, step: int) -> None:
+        self._trigger.fired(step)
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row > 1:
+            logger.warning(
+                "step %d: no snapshot, both staging slots are still being written; %d in a row "
+                "were left out",
+                step,
+                self._skipped_in_a_row,
+            )
+
+    def _hand_over_rings(self) -> None:
+        if self._session.is_line_open:
+            for name, ring in self._tracked.rings.items():
+                self._session.give_ring(name, ring)
+
+    def _raise_errors(self) -> None:
+        """Take in what became of earlier snapshots; raise or log what did not come about."""
+        session = self._session
+        self._hand_over_rings()
+        found: list[errors.PyengineError] = []
+        try:
+            session.poll()
+        except errors.WriterDiedError as error:
+            found.append(error)
+        for pending in session.settle():
+            error_of = pending.take_error()
+            if error_of is not None and not found:
+                found.append(error_of)
+        if session.persist_seconds is not None:
+            self._trigger.persisted(session.persist_seconds)
+        for one in found:
+            if self._raises:
+                raise one
+            logger.warning("%s", one)

@@ -1,0 +1,82 @@
+"""What an engine saves: components by name, rings by name, and what is left out on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyengine.capture.build import build_component
+from pyengine.capture.component import Component
+from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
+from pyengine.errors import ConfigError
+from pyengine.format.names import is_component_name
+
+if TYPE_CHECKING:
+    from pyengine.replay.ring import ReplayBuffer
+
+
+class Tracked:
+    """The tracked objects of one engine. Names are unique over components, rings and exclusions."""
+
+    def __init__(self, *, track_rng: bool) -> None:
+        self.components: dict[str, Component] = {}
+        self.rings: dict[str, ReplayBuffer] = {}
+        self.excluded: dict[str, str] = {}
+        self.static: set[str] = set()
+        if track_rng:
+            self.components[PROCESS_RNG] = ProcessRngComponent(PROCESS_RNG)
+        else:
+            self.excluded[PROCESS_RNG] = "track_rng=False"
+
+    def build(self, objects: dict[str, Any]) -> tuple[dict[str, Component], dict[str, Any]]:
+        """Return (components, rings) for new objects without adding them.
+
+        Raises ConfigError for a name in use or an object tracked twice, UntrackableError for one
+        that cannot be restored in place.
+        """
+        from pyengine.replay.ring import ReplayBuffer
+
+        components: dict[str, Component] = {}
+        rings: dict[str, Any] = {}
+        known = {id(ring): name for name, ring in self.rings.items()}
+        for name, value in objects.items():
+            self._check_name(name)
+            if isinstance(value, ReplayBuffer):
+                if known.setdefault(id(value), name) != name:
+                    raise ConfigError(f"{name!r} and {known[id(value)]!r} are one ring")
+                rings[name] = value
+            else:
+                components[name] = build_component(name, value)
+        return components, rings
+
+    def exclude(self, name: str, reason: str) -> None:
+        """Note that something is left out, so that snapshots and restores say so."""
+        self._check_name(name)
+        self.excluded[name] = reason
+
+    def declare_static(self, names: Sequence[str]) -> None:
+        """Note components that need not change; ConfigError for a name that is not tracked."""
+        for name in names:
+            if name not in self.components:
+                raise ConfigError(f"{name!r} is not tracked; track it before declaring it static")
+        self.static.update(names)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of everything that is saved."""
+        return {*self.components, *self.rings}
+
+    def in_order(self) -> list[Component]:
+        """Return the components in the order in which they are put back."""
+        return sorted(self.components.values(), key=lambda component: component.phase)
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether the state of environments is saved, so that episodes go on after a restore."""
+        return any(component.kind == "environment" for component in self.components.values())
+
+    def _check_name(self, name: str) -> None:
+        if not is_component_name(name):
+            raise ConfigError(f"{name!r} cannot name a tracked object")
+        if name in self.names or name in self.excluded:
+            raise ConfigError(f"{name!r} is tracked or excluded already")

@@ -1,0 +1,150 @@
+"""Nothing is left anywhere, however a run ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import await_end, await_writers_end, leftovers, marked_processes, shm_names, writers
+from program import Training
+
+import pyengine
+from pyengine.catalog.claim import claim_run
+
+
+def begin(run_dir: str) -> tuple[pyengine.SnapshotEngine, Training]:
+    engine = pyengine.SnapshotEngine(run_dir)
+    training = Training()
+    training.track(engine)
+    engine.restore()
+    for step in range(10):
+        training.step(step)
+    engine.snapshot(9)
+    return engine, training
+
+
+def ends(send: Any, run_dir: str, how: str) -> None:
+    engine, _training = begin(run_dir)
+    send(("pids", os.getpid(), engine.writer_pid))
+    if how == "close":
+        engine.close()
+    elif how == "exception":
+        raise ValueError("in the loop")
+    elif how == "exit":
+        raise SystemExit(3)
+    else:
+        signal.pause()
+
+
+KILLS: dict[str, tuple[int, ...]] = {
+    "SIGTERM": (0,),
+    "SIGINT": (0,),
+    "SIGKILL of the trainer": (0,),
+    "SIGKILL of the writer": (1,),
+    "SIGKILL of both": (0, 1),
+}
+
+
+@pytest.mark.parametrize("how", ["close", "exception", "exit", *KILLS])
+def test_no_process_no_memory_no_lock_no_temporary(
+    start: Any, token: str, tmp_path: Path, how: str
+) -> None:
+    run_dir = str(tmp_path / "run")
+    child = start(ends, run_dir, how)
+    pids = child.receive("pids")[1:]
+    number = getattr(signal, how.split()[0], None)
+    for index in KILLS.get(how, ()):
+        os.kill(pids[index], number)
+    if KILLS.get(how) == (1,):
+        child.signal(signal.SIGKILL)  # nobody ticks: the next look at the writer never comes
+    child.join()
+    await_writers_end(token)
+    assert marked_processes(token) == []
+    assert shm_names() == set()
+    with claim_run(run_dir, wait_seconds=0):  # free at once; sweeps
+        pass
+    assert leftovers(run_dir) == []
+
+
+def test_close_leaves_no_descriptor_and_no_mapping(token: str, tmp_path: Path) -> None:
+    engine, training = begin(str(tmp_path / "warm-up"))
+    engine.close()
+    training.ring.close()
+    del engine, training
+    gc.collect()
+    before = {
+        entry: os.readlink(f"/proc/self/fd/{entry}")
+        for entry in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{entry}")
+    }
+    engine, training = begin(str(tmp_path / "run"))
+    assert "pyengine-" in Path("/proc/self/maps").read_text()
+    engine.close()
+    engine.close()
+    training.ring.close()
+    del engine, training
+    gc.collect()
+    after = {
+        entry: os.readlink(f"/proc/self/fd/{entry}")
+        for entry in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{entry}")
+    }
+    assert sorted(after.values()) == sorted(before.values())
+    assert "pyengine-" not in Path("/proc/self/maps").read_text()
+    assert writers(token) == []
+
+
+def test_an_engine_that_is_dropped_lets_go(token: str, tmp_path: Path) -> None:
+    engine, training = begin(str(tmp_path / "run"))
+    writer = engine.writer_pid
+    assert writer is not None
+    del engine
+    gc.collect()
+    await_end(writer)
+    with pyengine.SnapshotEngine(tmp_path / "run") as again:
+        again.track(replay=training.ring)
+
+
+@pytest.mark.parametrize("calls", range(1, 120, 7))
+def test_an_interrupted_constructor_leaves_nothing(token: str, tmp_path: Path, calls: int) -> None:
+    """Raise KeyboardInterrupt at the n-th line that the constructor runs in this thread."""
+    import sys
+
+    run_dir = str(tmp_path / "run")
+    pyengine.SnapshotEngine(tmp_path / "imported").close()
+    gc.collect()
+    fds = len(os.listdir("/proc/self/fd"))
+    countdown = calls * 10
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal countdown
+        name = frame.f_code.co_filename
+        if "/pyengine/engine/" not in name and "/pyengine/catalog/" not in name:
+            return None
+        if event == "line":
+            countdown -= 1
+            if countdown == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    engine = None
+    sys.settrace(trace)
+    try:
+        engine = pyengine.SnapshotEngine(run_dir)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    if engine is not None:
+        engine.close()
+    gc.collect()
+    await_writers_end(token)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert shm_names() == set()
+    with pyengine.SnapshotEngine(run_dir):
+        pass

@@ -1,0 +1,103 @@
+"""Calls that signal handlers cannot cut in two."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyengine.engine.critical import is_in_signal_handler, run_whole
+
+
+@pytest.fixture
+def usr1() -> Iterator[Any]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_result_and_the_error_come_through() -> None:
+    assert run_whole(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        run_whole(lambda: 1 // 0)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_call() -> None:
+    done: list[str] = []
+    entered = threading.Event()
+
+    def work() -> None:
+        entered.set()
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(1000):
+            threading.get_ident()
+        done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(work)
+    assert entered.is_set()
+    assert done == ["whole"]
+
+
+def test_a_handler_meets_no_lock_that_its_own_thread_holds(usr1: Any) -> None:
+    lock = threading.Lock()
+    seen: list[bool] = []
+    usr1(lambda *_: seen.append(lock.acquire(timeout=10)))
+
+    def work() -> None:
+        with lock:
+            signal.raise_signal(signal.SIGUSR1)
+
+    run_whole(work)
+    assert seen == [True]
+
+
+def test_another_thread_calls_directly() -> None:
+    names: list[str] = []
+    thread = threading.Thread(
+        target=lambda: run_whole(lambda: names.append(threading.current_thread().name)), name="mine"
+    )
+    thread.start()
+    thread.join()
+    assert names == ["mine"]
+
+
+class Handlers:
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def method(self, number: int, frame: object) -> None:
+        self.seen.append(nested())
+
+    __call__ = method
+
+
+def nested() -> bool:
+    return is_in_signal_handler()
+
+
+@pytest.mark.parametrize("form", ["function", "method", "partial", "callable"])
+def test_a_signal_handler_is_recognised_from_deep_inside(usr1: Any, form: str) -> None:
+    handlers = Handlers()
+
+    def function(number: int, frame: object) -> None:
+        handlers.seen.append(nested())
+
+    def with_extra(extra: int, number: int, frame: object) -> None:
+        handlers.seen.append(nested())
+
+    usr1(
+        {
+            "function": function,
+            "method": handlers.method,
+            "partial": functools.partial(with_extra, 1),
+            "callable": handlers,
+        }[form]
+    )
+    signal.raise_signal(signal.SIGUSR1)
+    assert handlers.seen == [True]
+    assert not is_in_signal_handler()

@@ -1,0 +1,129 @@
+"""PendingSnapshot: what the control block says becomes results and typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyengine import errors
+from pyengine.engine.pending import PendingSnapshot
+from pyengine.shm.arena import Arena
+from pyengine.shm.control import CONTROL_BYTES, EngineControl, Entry, Outcome
+from pyengine.shm.states import SnapshotState, StagingState
+
+
+class Watch:
+    """Stands for the session: each wait runs the next thing that the writer would do."""
+
+    def __init__(self) -> None:
+        self.events: list[Callable[[], Any]] = []
+        self.waits = 0
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        if self.events:
+            self.events.pop(0)()
+
+    def read_info(self, name: str) -> Any:
+        return f"info of {name}"
+
+
+@pytest.fixture
+def control() -> Iterator[EngineControl]:
+    with Arena.create(CONTROL_BYTES, "test") as arena:
+        control = EngineControl.create(arena, generation=2, run_id="r")
+        yield control
+        control.release()
+
+
+def begin(watch: Watch, entry: Entry, sequence: int = 7) -> PendingSnapshot:
+    pending = PendingSnapshot(watch)
+    assert entry.claim(sequence)
+    entry.begin(sequence)
+    pending.bind(entry, step=40, sequence=sequence, name="step-00000040.g0002.s0007")
+    return pending
+
+
+def commit(entry: Entry, sequence: int = 7) -> None:
+    entry.outcome = Outcome(persist_ns=5, bytes_written=6, new_bytes=7)
+    assert entry.move_snapshot(sequence, SnapshotState.PENDING, SnapshotState.COMMITTED)
+
+
+def test_wait_returns_the_record_once_committed(control: EngineControl) -> None:
+    watch, entry = Watch(), control.entries[0]
+    pending = begin(watch, entry)
+    watch.events = [lambda: None, lambda: commit(entry)]
+    assert pending.wait(10) == "info of step-00000040.g0002.s0007"
+    assert watch.waits == 2
+    assert pending.outcome == Outcome(5, 6, 7)
+    assert pending.take_error() is None
+
+
+def test_a_timeout_leaves_it_pending(control: EngineControl) -> None:
+    watch, entry = Watch(), control.entries[0]
+    pending = begin(watch, entry)
+    with pytest.raises(TimeoutError):
+        pending.wait(0)
+    assert pending.state == SnapshotState.PENDING
+    commit(entry)
+    assert pending.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"type": "SnapshotFailedError", "message": "m"}, errors.SnapshotFailedError),
+        ({"type": "NoSpaceError", "message": "m", "needed": 9, "free": 4}, errors.NoSpaceError),
+        ({"type": "StaleGenerationError", "message": "m"}, errors.StaleGenerationError),
+        ({"type": "WriterDiedError", "message": "m"}, errors.WriterDiedError),
+        ({"type": "OSError", "message": "m"}, errors.SnapshotFailedError),
+    ],
+)
+def test_a_failure_is_the_typed_error_of_its_record(
+    control: EngineControl, record: dict[str, Any], kind: type[errors.PyengineError]
+) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    assert entry.fail(7, record)
+    with pytest.raises(kind, match="m") as caught:
+        pending.wait(0)
+    assert type(caught.value) is kind
+    if isinstance(caught.value, errors.NoSpaceError):
+        assert (caught.value.needed_bytes, caught.value.free_bytes) == (9, 4)
+
+
+def test_an_error_is_told_once(control: EngineControl) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    entry.fail(7, {"type": "SnapshotFailedError", "message": "m"})
+    assert isinstance(pending.take_error(), errors.SnapshotFailedError)
+    assert pending.take_error() is None
+
+
+def test_an_error_that_wait_raised_is_not_told_again(control: EngineControl) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    entry.cancel(7)
+    with pytest.raises(errors.SnapshotCancelledError):
+        pending.wait(0)
+    assert pending.take_error() is None
+
+
+def test_the_fate_outlives_the_reuse_of_its_entry(control: EngineControl) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    commit(entry)
+    pending.settle()
+    assert entry.move_staging(7, StagingState.STAGING, StagingState.FREE)
+    assert entry.claim(8)
+    entry.begin(8)
+    assert pending.state == SnapshotState.COMMITTED
+
+
+def test_waiting_for_a_pending_snapshot_of_a_closed_engine_raises(control: EngineControl) -> None:
+    pending = begin(Watch(), control.entries[0])
+    pending.detach()
+    with pytest.raises(errors.ClosedError):
+        pending.wait(1)
