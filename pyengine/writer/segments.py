@@ -6,14 +6,14 @@
 
 Each arrow is a swap that the trainer may have won by freeing the slot; then the file is unlinked. A
 file whose write or fsync failed is lost and written once more under a new name; after a second
-failure the slot is SEALED again, snapshots that need it fail, and it is tried again later. Two
-segments are under way at a time: one is hashed and flushed while the other is written.
+failure the slot is SEALED again, snapshots that need it fail, and it is tried again later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,8 +32,16 @@ from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
 
-IN_FLIGHT = 2
+IN_FLIGHT = 4
 """Segments under way at a time."""
+
+_WRITING = 2
+"""Of those the ones that may use the disk: while one is flushed the other is written, and the rest
+are hashed meanwhile. Without this number all would hash together and then write together."""
+
+_BATCH = 4
+"""Files that get their names together, for one fsync of the directory, while more are on their way:
+each of those fsyncs is a journal commit that holds up the others."""
 
 _ATTEMPTS = 2
 _BACKOFF_SECONDS = (1.0, 30.0)
@@ -94,6 +102,8 @@ class SegmentWriter:
         self._session = session
         self._workers = workers
         self._jobs: dict[tuple[str, int], _Job] = {}
+        self._writing = threading.Semaphore(_WRITING)
+        self._won: list[tuple[_Job, FileRecordTuple]] = []
         self._failures: dict[tuple[str, int], _Failure] = {}
         self.pinned: set[tuple[str, int]] = set()
         """(ring, slot) that a part is being copied from: not to be persisted meanwhile."""
@@ -105,21 +115,22 @@ class SegmentWriter:
 
     def step(self) -> None:
         """Take in what has ended, and start what fits. Fsyncs directories, else does not block."""
-        won = list(self._swap_written())
+        self._won += self._swap_written()
         self.start()
-        self._publish(won)
+        if len(self._won) >= _BATCH or not self._count_running():
+            won, self._won = self._won, []
+            self._publish(won)
 
     def start(self) -> None:
         """Begin with the oldest sealed segments, as many as may be under way."""
-        running = sum(not job.future.done() for job in self._jobs.values())
         waiting = sorted(self._waiting(), key=lambda item: item[2])
-        for ring, slot, key in waiting[: max(0, IN_FLIGHT - running)]:
+        for ring, slot, key in waiting[: max(0, IN_FLIGHT - self._count_running())]:
             if ring.control.move_slot(slot, key, SlotState.SEALED, SlotState.PERSISTING):
                 sequence = ring.control.next_file_sequence()
                 name = names.temporary_name(self._session.generation, f"{key}-{sequence}.seg")
                 job = _Job(ring, slot, key, sequence, name)
                 self._jobs[job.place] = job
-                job.future = self._workers.submit(partial(_write, job))
+                job.future = self._workers.submit(partial(_write, job, self._writing))
 
     def failure(self, ring: RingView, key: int) -> Exception | None:
         """Return why a segment could not be written, None while it may still be."""
@@ -135,6 +146,9 @@ class SegmentWriter:
         times = [f.retry_at for f in self._failures.values() if f.attempts >= _ATTEMPTS]
         return min(times, default=None)
 
+    def _count_running(self) -> int:
+        return sum(not job.future.done() for job in self._jobs.values())
+
     def _waiting(self) -> Iterator[tuple[RingView, int, int]]:
         now = time.monotonic()
         for ring in self._session.rings.values():
@@ -147,7 +161,9 @@ class SegmentWriter:
 
     def _swap_written(self) -> Iterator[tuple[_Job, FileRecordTuple]]:
         """PERSISTING -> WRITTEN for what has ended; yield the jobs that won."""
-        for job in [job for job in self._jobs.values() if job.future.done()]:
+        known = {job.place for job, _ in self._won}
+        ended = [job for job in self._jobs.values() if job.future.done()]
+        for job in [job for job in ended if job.place not in known]:
             error = job.future.exception()
             if error is not None:
                 del self._jobs[job.place]
@@ -217,7 +233,7 @@ class SegmentWriter:
             )
 
 
-def _write(job: _Job) -> _Image:
+def _write(job: _Job, writing: threading.Semaphore) -> _Image:
     """Hash and write one slot. Runs beside the trainer, which may free the slot meanwhile: then
     the bytes are worthless, and the swap that follows fails."""
     ring = job.ring
@@ -225,7 +241,8 @@ def _write(job: _Job) -> _Image:
     set_counts(image, ring.layout, ring.segment_rows)
     (line,) = struct.unpack_from("<Q", image, _LINE_OFFSET)
     checksum = hashing.seal_image(image)
-    durable.write_file(ring.directory, job.temporary, [image], direct=True, hashed=False)
+    with writing:
+        durable.write_file(ring.directory, job.temporary, [image], direct=True, hashed=False)
     return _Image(line, checksum)
 
 

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-THREAD_COUNT = 4
-"""Two segments at a time, so that one is hashed and flushed while the other is written, and the
-same for the files of a snapshot."""
+THREAD_COUNT = 8
+"""Four segments and two files of a snapshot, each of which may be hashed by one more thread."""
 
 
 class Workers:
