@@ -9,10 +9,10 @@ EXTRAS ?= test,check,atari,bench
 .DEFAULT_GOAL := test
 .PHONY: env test check demo bench clean
 
-$(VENV)/.installed: pyproject.toml setup.py $(wildcard csrc/core/* csrc/bindings/*)
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard csrc/core/* csrc/bindings/*)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet "$(TORCH)"
-	$(PY) -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(PY) -m pip install --quiet --constraint constraints.txt "$(TORCH)"
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
 env: $(VENV)/.installed
@@ -23,8 +23,10 @@ test: env
 check: env
 	tools/check.sh $(VENV)/bin
 
+# The clock starts here: the demo fits itself into what installation leaves of ten minutes.
+demo: STARTED := $(shell date +%s)
 demo: env
-	$(PY) tools/demo.py
+	$(PY) tools/demo.py --started $(STARTED)
 
 bench: env
 	$(PY) -m benchmarks

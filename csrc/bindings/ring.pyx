@@ -159,6 +159,7 @@ cdef class RingCore:
     cdef uint64_t _row_bytes
     cdef int _appends  # append fields that callers give: all but the start field
     cdef object _hold_owners
+    cdef object __weakref__
 
     def __cinit__(self, arena, int arena_fd, int seal_event, bytes header_image, tuple names,
                   bytes formats, tuple mutables, tuple defaults, tuple end_fields):

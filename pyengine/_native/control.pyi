@@ -1,4 +1,4 @@
-from collections.abc import Buffer
+from typing_extensions import Buffer
 
 FileRecordTuple = tuple[int, int, int, int, int, int, int]
 """(line, lane, first_row, row_count, sequence, checksum, file_bytes) of a pool file."""

@@ -1,4 +1,4 @@
-from collections.abc import Buffer
+from typing_extensions import Buffer
 
 def binding() -> str:
     """Return "direct" (XXH3 called in the xxhash extension) or "package" (through Python)."""

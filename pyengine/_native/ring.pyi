@@ -1,5 +1,7 @@
-from collections.abc import Buffer, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from typing_extensions import Buffer
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,0 +1,84 @@
+"""The disk's own limits, measured with nothing of pyengine in between.
+
+Everything here uses O_DIRECT, so that the page cache neither helps nor hides.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+READ_BYTES = 64 * 1024
+WRITE_BYTES = 8 * 1024 * 1024
+
+
+def drop_page_cache(directory: Path) -> str:
+    """Drop cached pages of all files below `directory`, and of the whole machine where root.
+
+    Returns what was done. Files must be durable: dirty pages are not dropped.
+    """
+    for path in regular_files(directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        return "posix_fadvise"
+    return "posix_fadvise and drop_caches"
+
+
+def regular_files(directory: Path) -> list[Path]:
+    """Return every regular file below `directory`, symbolic links left out."""
+    return [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def random_read_rate(files: Iterable[Path], *, reads: int, seed: int) -> float:
+    """Return bytes per second of random, aligned 64 KiB reads, one at a time."""
+    chosen = [(path, path.stat().st_size // READ_BYTES) for path in files]
+    chosen = [(path, blocks) for path, blocks in chosen if blocks > 0]
+    rng = random.Random(seed)
+    places = rng.choices(chosen, weights=[blocks for _, blocks in chosen], k=reads)
+    descriptors = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path, _ in set(places)}
+    try:
+        with mmap.mmap(-1, READ_BYTES) as buffer:
+            begin = time.perf_counter()
+            for path, blocks in places:
+                os.preadv(descriptors[path], [buffer], rng.randrange(blocks) * READ_BYTES)
+            seconds = time.perf_counter() - begin
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    return reads * READ_BYTES / seconds
+
+
+def plain_write_seconds(path: Path, total_bytes: int, source: mmap.mmap) -> float:
+    """Return seconds to write `total_bytes` from a warm buffer with O_DIRECT and fsync them.
+
+    The file is new each time and removed afterwards; the directory is fsynced too.
+    """
+    view = memoryview(source)
+    begin = time.perf_counter()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    try:
+        written = 0
+        while written < total_bytes:
+            place = written % len(source)
+            size = min(WRITE_BYTES, total_bytes - written, len(source) - place)
+            written += os.write(descriptor, view[place : place + size])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        view.release()
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(parent)
+    os.close(parent)
+    seconds = time.perf_counter() - begin
+    path.unlink()
+    return seconds

@@ -1,0 +1,34 @@
+"""Private memory of a process that has resumed a 1.4 GB replay and sampled one batch."""
+
+from __future__ import annotations
+
+from benchmarks.cold import prepare, resume
+from benchmarks.figure import Figure, Measured, Setting
+from benchmarks.statistics import summarize
+
+FIGURE = Figure(
+    name="private_memory",
+    claim="private memory after restore() and a first batch, 1.4 GB replay",
+    bar_text="under 100 MB + what was touched",
+)
+
+BAR_MB = 100.0
+
+
+def measure(setting: Setting) -> Measured:
+    run = setting.directory / "run"
+    shape = prepare(run, quick=setting.quick)
+    after, grown, excess = [], [], []
+    for _ in range(3 if setting.quick else setting.pairs):
+        result = resume(run, shape)
+        after.append(result["private_bytes_after"] / 1e6)
+        grown.append((result["private_bytes_after"] - result["private_bytes_before"]) / 1e6)
+        excess.append(after[-1] - result["needed_bytes"] / 1e6)
+    worst = summarize(excess).largest
+    text = f"{worst:.0f} MB + what was touched, the interpreter with NumPy included"
+    return Measured(
+        passed=worst < BAR_MB,
+        text=text,
+        samples={"private_MB": after, "grown_by_restore_MB": grown, "beyond_touched_MB": excess},
+        facts={"rows": shape.rows, "row_bytes": shape.row_bytes},
+    )

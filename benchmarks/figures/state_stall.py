@@ -1,0 +1,87 @@
+"""The stall of a snapshot of 400 MB of model and Adam, against one warm copy of it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+import pyengine
+from benchmarks.figure import Figure, Measured, Setting, format_ratio
+from benchmarks.replay_run import WAIT_SECONDS, make_engine
+from benchmarks.statistics import paired_ratios, summarize
+
+FIGURE = Figure(
+    name="state_stall",
+    claim="stall for 400 MB of model + optimizer on CPU",
+    bar_text="at most 1.25 x one warm copy",
+)
+
+BAR = 1.25
+WIDTH = 2048
+LAYERS = 8
+WARM_UPS = 3
+"""The first snapshots make and touch the two staging slots."""
+
+
+def measure(setting: Setting) -> Measured:
+    layers = 2 if setting.quick else LAYERS
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    optimizer = torch.optim.Adam(model.parameters())
+    _step(model, optimizer)
+    tensors = _tensors(model, optimizer)
+    copies = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
+    stalls, warm, first = [], [], []
+    with make_engine(setting.directory / "run") as engine:
+        engine.track(model=model, optimizer=optimizer)
+        for step in range(WARM_UPS + setting.pairs):
+            _change(tensors)
+            if step % 2:
+                copy_ms = _copy(copies, tensors)
+                stall_ms = _stall(engine, step)
+            else:
+                stall_ms = _stall(engine, step)
+                copy_ms = _copy(copies, tensors)
+            (first if step < WARM_UPS else stalls).append(stall_ms)
+            if step >= WARM_UPS:
+                warm.append(copy_ms)
+    ratios = paired_ratios(stalls, warm)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return Measured(
+        passed=summarize(ratios).median <= BAR,
+        text=f"{format_ratio(ratios)}, {summarize(stalls).median:.0f} ms",
+        samples={"stall_ms": stalls, "warm_copy_ms": warm, "ratio": ratios, "first_ms": first},
+        facts={"state_bytes": total, "torch_threads": torch.get_num_threads()},
+    )
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    states = (optimizer.state[parameter] for parameter in model.parameters())
+    return [p.detach() for p in model.parameters()] + [t for s in states for t in s.values()]
+
+
+def _change(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.add_(1e-6)
+
+
+def _copy(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> float:
+    begin = time.perf_counter_ns()
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor)
+    return (time.perf_counter_ns() - begin) / 1e6
+
+
+def _stall(engine: pyengine.SnapshotEngine, step: int) -> float:
+    begin = time.perf_counter_ns()
+    pending = engine.snapshot(step)
+    stall_ms = (time.perf_counter_ns() - begin) / 1e6
+    pending.wait(WAIT_SECONDS)
+    return stall_ms

@@ -1,0 +1,26 @@
+"""What the kernel says about a process: private memory, bytes written, its children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def private_bytes() -> int:
+    """Return this process's private memory (clean and dirty), from smaps_rollup."""
+    total = 0
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def children() -> list[int]:
+    """Return the process ids of this process's living children: the writer."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for path in lists for pid in path.read_text().split()]
+
+
+def written_bytes(pid: int | str = "self") -> int:
+    """Return the bytes that a process has handed to write() since it began."""
+    fields = Path(f"/proc/{pid}/io").read_text().split()
+    return int(fields[fields.index("wchar:") + 1])

@@ -1,0 +1,80 @@
+"""Column: one field of a ring as the array that libraries expect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine.errors import ImmutableFieldError
+from pyengine.format.schema import Field
+from pyengine.replay.plan import numpy_dtype
+
+if TYPE_CHECKING:
+    from pyengine.replay.ring import ReplayBuffer
+
+
+class Column:
+    """One field by position: an array-like of shape (capacity, *shape).
+
+    Indexing copies rows out through the ring's verifying gather; positions without a valid row are
+    zero, as in a freshly allocated buffer. Assignment works for mutable fields only
+    (ImmutableFieldError). `np.asarray(column)` copies the whole column. Valid as long as its ring.
+    """
+
+    def __init__(self, ring: ReplayBuffer, name: str, field: Field) -> None:
+        self._ring = ring
+        self._field = field
+        self.name = name
+        self.shape = (ring.capacity, *field.shape)
+        self.dtype = numpy_dtype(field)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, the position's included."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        first, rest = _split(index)
+        positions = np.arange(self.shape[0], dtype=np.int64)[first]
+        rows = self._rows(np.atleast_1d(positions).reshape(-1))
+        shaped = rows.reshape(*np.shape(positions), *self._field.shape)
+        return shaped[(slice(None),) * np.ndim(positions) + rest] if rest else shaped[()]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not self._field.mutable:
+            raise ImmutableFieldError(
+                f"field {self.name!r} is an append field and never changes once added; declare it "
+                "Field(..., mutable=True) to assign to it",
+                field=self.name,
+                expected="a mutable field",
+                got="an append field",
+            )
+        with self._ring.freeze():
+            self._ring.mutable_arrays()[self.name][index] = value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a column cannot be seen as an array without a copy")
+        whole: NDArray[Any] = self[:]
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+    def _rows(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        refs = self._ring.refs_at(positions)
+        found = refs >= 0
+        rows = np.zeros((len(positions), *self._field.shape), self.dtype)
+        rows[found] = self._ring.gather_field(np.ascontiguousarray(refs[found]), self.name)
+        return rows
+
+
+def _split(index: Any) -> tuple[Any, tuple[Any, ...]]:
+    if isinstance(index, tuple):
+        return (index[0] if index else slice(None)), index[1:]
+    return index, ()

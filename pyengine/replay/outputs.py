@@ -1,0 +1,105 @@
+"""Where gathered rows go: fresh arrays, the caller's arrays, or the caller's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine.errors import FieldDtypeError, FieldShapeError, UnknownFieldError
+from pyengine.format.schema import Field, Schema
+from pyengine.replay.batch import Batch
+from pyengine.replay.plan import numpy_dtype
+from pyengine.replay.rows import flatten
+
+Array = NDArray[Any]
+
+
+class Outputs:
+    """Prepares the outputs of gathers for one schema, and dresses them as batches."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._fields: dict[str, Field] = {**schema.append_fields, **schema.mutable_fields}
+
+    def prepare(
+        self, rows: int, names: tuple[str, ...], out: Any
+    ) -> tuple[dict[str, Array], list[Array | None]]:
+        """Return (arrays by field, the same in the core's order with None for fields left out)."""
+        if out is None:
+            values = {
+                name: np.empty((rows, *self._fields[name].shape), numpy_dtype(self._fields[name]))
+                for name in names
+            }
+        else:
+            values = self._given(rows, names, out)
+        return values, [values.get(name) for name in self._fields]
+
+    def _given(self, rows: int, names: tuple[str, ...], out: Any) -> dict[str, Array]:
+        given = out.values_by_field if isinstance(out, Batch) else flatten(out)
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise UnknownFieldError(
+                f"out: the schema has no field {unknown[0]!r}",
+                field=unknown[0],
+                expected=names,
+                got=unknown[0],
+            )
+        return {
+            name: _writable(name, self._fields[name], value, rows) for name, value in given.items()
+        }
+
+    def batch(
+        self, values: Mapping[str, Array], refs: NDArray[np.int64], out: Any, device: Any
+    ) -> Batch:
+        """Return the batch: the caller's own objects where given, tensors where a device is."""
+        if isinstance(out, Batch):
+            out.indices = refs
+            return out
+        if out is not None:
+            return Batch(flatten(out), refs)
+        if device is None:
+            return Batch(dict(values), refs)
+        return Batch(
+            {name: _to_tensor(self._fields[name], value, device) for name, value in values.items()},
+            refs,
+        )
+
+
+def _writable(name: str, field: Field, value: Any, rows: int) -> Array:
+    array = value
+    if hasattr(value, "detach"):
+        if str(value.dtype) == "torch.bfloat16":
+            import torch
+
+            value = value.view(torch.uint16)
+        array = value.numpy()
+    expected = (rows, *field.shape)
+    if not isinstance(array, np.ndarray) or array.shape != expected or not array.flags.c_contiguous:
+        raise FieldShapeError(
+            f"out[{name!r}]: expected a contiguous array of shape {expected}, "
+            f"got {getattr(array, 'shape', type(array).__name__)}",
+            field=name,
+            expected=expected,
+            got=getattr(array, "shape", None),
+        )
+    if array.dtype != numpy_dtype(field) or not array.flags.writeable:
+        raise FieldDtypeError(
+            f"out[{name!r}]: expected writable {numpy_dtype(field)}, got {array.dtype}",
+            field=name,
+            expected=str(numpy_dtype(field)),
+            got=str(array.dtype),
+        )
+    return array
+
+
+def _to_tensor(field: Field, array: Array, device: Any) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    if field.dtype == "bfloat16":
+        tensor = tensor.view(torch.bfloat16)
+    return tensor.to(device)
+
+

@@ -1,0 +1,15 @@
+"""The seam between a ring and the engine that tracks it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class SlotOwner(Protocol):
+    """Who persists a ring's segments; called by the ring while it waits for a free slot."""
+
+    def poll(self) -> None:
+        """Look after the writer: notice its death, replace it. Must not block."""
+
+    def cancel_holding(self, reason: str) -> int:
+        """Cancel the pending snapshots that hold segments; return how many were cancelled."""

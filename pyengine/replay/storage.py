@@ -1,0 +1,160 @@
+"""The memory of a ring: arena, control block, native core, and the files mapped after a restore.
+
+Made at the first append or by a restore, gone at close. The writer process shares arena and seal
+event through their descriptors; everything else here is private to this process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine._native.control import RingControl
+from pyengine._native.mapping import Mapping as MemoryMapping
+from pyengine._native.ring import RingCore
+from pyengine.format.segment import KIND_SEGMENT, Run, header_image
+from pyengine.fs.forking import register_for_child
+from pyengine.replay.plan import RingPlan, default_bytes, numpy_dtype
+from pyengine.shm.arena import Arena
+
+_RESERVE_AHEAD_BYTES = 32 * 1024 * 1024
+_RESERVE_POLL_SECONDS = 0.02
+
+
+class Storage:
+    """Owns the arena of one ring; `close()` lets go of it, views of mutable fields keep it mapped.
+
+    `line` is the line that segments are written under. In a forked child everything is inert.
+    """
+
+    def __init__(self, plan: RingPlan, *, label: str, line: int) -> None:
+        self.plan = plan
+        self.mapped: dict[tuple[int, int], MemoryMapping] = {}
+        self.paths: dict[tuple[int, int], str] = {}
+        self._closing = threading.Event()
+        self.arena = Arena.create(plan.arena_bytes, label)
+        self.seal_event = -1
+        try:
+            _, _, slots_offset = RingControl.plan_bytes(*plan.control_sizes())
+            self.arena.reserve(0, slots_offset)
+            self.control = RingControl.create(self.arena.mapping, *plan.control_sizes())
+            self.control.line = line
+            self.seal_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.core = self._open_core()
+            self._fill_defaults()
+        except BaseException:
+            self.close()
+            raise
+        register_for_child(self)
+        self._start_reserving()
+
+    def _open_core(self) -> RingCore:
+        schema = self.plan.schema
+        image = header_image(
+            self.plan.layout, line=0, kind=KIND_SEGMENT, runs=[Run(lane=0, first_row=0, row_count=0)]
+        )
+        given = [name for name, field in schema.items() if not field.mutable]
+        mutable = schema.mutable_fields
+        fields = [*(schema[name] for name in given), *mutable.values()]
+        return RingCore(
+            self.arena.mapping,
+            self.arena.fd,
+            self.seal_event,
+            image,
+            (*given, *mutable),
+            b"".join(numpy_dtype(field).char.encode() for field in fields),
+            tuple(
+                (field.row_bytes, offset)
+                for field, offset in zip(
+                    mutable.values(), self.plan.mutable_offsets, strict=True
+                )
+            ),
+            tuple(default_bytes(field) for field in mutable.values()),
+            tuple(given.index(name) for name in schema.episode_end),
+        )
+
+    def mutable_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return live arrays (capacity, *shape) of the mutable fields, flat by position."""
+        arrays = {}
+        for (name, field), offset in zip(
+            self.plan.schema.mutable_fields.items(), self.plan.mutable_offsets, strict=True
+        ):
+            view = self.arena.view(offset, field.row_bytes * self.plan.capacity)
+            flat = np.frombuffer(view, numpy_dtype(field))
+            arrays[name] = flat.reshape(self.plan.capacity, *field.shape)
+        return arrays
+
+    def _fill_defaults(self) -> None:
+        fields = self.plan.schema.mutable_fields
+        for name, array in self.mutable_arrays().items():
+            default = fields[name].default
+            if default:
+                array[...] = default
+
+    def drop_retired(self) -> None:
+        """Unmap files whose rows have left the window."""
+        if not self.core.take_retired():
+            return
+        rows = self.plan.segment_rows
+        for key in [
+            key for key in self.mapped if (key[1] + 1) * rows <= self.control.tail(key[0])
+        ]:
+            self.mapped.pop(key).close()
+            self.paths.pop(key, None)
+
+    def close(self) -> None:
+        """Let go of memory, descriptors and mapped files. Idempotent."""
+        self._closing.set()
+        for name in ("core", "control"):
+            part = getattr(self, name, None)
+            if isinstance(part, RingCore):
+                part.close()
+            elif part is not None:
+                part.release()
+        for mapping in self.mapped.values():
+            mapping.close()
+        self.mapped.clear()
+        if self.seal_event >= 0:
+            os.close(self.seal_event)
+            self.seal_event = -1
+        self.arena.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "arena", None) is not None:
+            self.close()
+
+    def _after_fork_in_child(self) -> None:
+        self.core.disarm()
+        os.close(self.seal_event)
+        self.seal_event = -1
+
+    def _start_reserving(self) -> None:
+        """Give slots memory ahead of the head: page faults cost more than the copies into them."""
+        ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
+        thread = threading.Thread(
+            target=_reserve_ahead,
+            args=(weakref.ref(self.core), self._closing, ahead),
+            name="pyengine-reserve",
+            daemon=True,
+        )
+        thread.start()
+
+
+def _reserve_ahead(
+    core: weakref.ref[RingCore], closing: threading.Event, ahead: int
+) -> None:
+    while not closing.wait(_RESERVE_POLL_SECONDS):
+        live = core()
+        if live is None:
+            return
+        given: bool | None = True
+        while given and not closing.is_set():
+            given = live.reserve_ahead(ahead)
+        if given is None:
+            return
+        del live
