@@ -127,11 +127,16 @@ class _Registry:
 _registry = _Registry()
 
 
-def claim_run(run_dir: str, *, wait_seconds: float = config.DRAIN_WAIT_SECONDS) -> Claim:
+def claim_run(
+    run_dir: str,
+    *,
+    wait_seconds: float = config.DRAIN_WAIT_SECONDS,
+    stop: threading.Event | None = None,
+) -> Claim:
     """Claim the run directory, made where it does not exist; clean up after dead generations.
 
     Waits up to `wait_seconds` for the writer of a dead owner to drain, and ends it where it is
-    frozen. The claim is durable on return. Raises RunBusyError (a living owner, or a writer that
+    frozen; `stop` ends the wait early, as a timeout does. The claim is durable on return. Raises RunBusyError (a living owner, or a writer that
     still drains), RunDirectoryError (not a directory that can be claimed), OSError.
     """
     path = os.path.realpath(run_dir)
@@ -144,7 +149,7 @@ def claim_run(run_dir: str, *, wait_seconds: float = config.DRAIN_WAIT_SECONDS) 
     _prepare(path)
     _registry.enter(path)
     try:
-        with _take_turn(path, wait_seconds) as lock:
+        with _take_turn(path, wait_seconds, stop or threading.Event()) as lock:
             claim, trash = _claim_locked(path, lock)
     except BaseException:
         _registry.leave(path)
@@ -240,7 +245,7 @@ class _Progress:
         return time.monotonic() - self._since
 
 
-def _take_turn(run_dir: str, wait_seconds: float) -> OfdLock:
+def _take_turn(run_dir: str, wait_seconds: float, stop: threading.Event) -> OfdLock:
     """Wait until nobody of an earlier generation is alive; return with the commit lock held."""
     deadline = time.monotonic() + wait_seconds
     progress = _Progress()
@@ -264,7 +269,8 @@ def _take_turn(run_dir: str, wait_seconds: float) -> OfdLock:
                 raise _busy(run_dir, newest, "writer", "is still being drained by the writer")
             has_killed = True
             deadline = time.monotonic() + _AFTER_KILL_SECONDS
-        time.sleep(_POLL_SECONDS)
+        if stop.wait(_POLL_SECONDS):
+            raise _busy(run_dir, newest, "writer", "is still being drained by the writer")
 
 
 def _end_frozen_writer(

@@ -7,6 +7,7 @@ always ends, nothing is left half done, and a handler meets no lock that its own
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -45,30 +46,34 @@ class _Task(Generic[T]):
         return self._result[0]
 
 
-def run_whole(function: Callable[[], T]) -> T:
+def run_whole(function: Callable[[], T], stop: threading.Event | None = None) -> T:
     """Call `function` where no signal handler can interrupt it; return or raise as it does.
 
     An exception that a handler raises meanwhile comes after the call has ended, and instead of its
-    result. `function` must end by itself, soon: it cannot be interrupted.
+    result: what the call made must be reachable otherwise. `function` must end by itself, soon;
+    where it waits for something, `stop` is set by the first such exception.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
     task = _Task(function)
-    interrupt: BaseException | None = None
     try:
         threading.Thread(target=task.run, name="pyengine-whole", daemon=True).start()
-    except BaseException as error:
+        task.done.wait()
+    except BaseException:
         if task.take():
-            raise
-        interrupt = error
-    while not task.done.is_set():
-        try:
-            task.done.wait()
-        except BaseException as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+            raise  # it had not begun, and never will
+        if stop is not None:
+            stop.set()
+        _outwait(task.done)
+        raise
     return task.result()
+
+
+def _outwait(done: threading.Event) -> None:
+    """Wait for the end of a call whatever handlers raise meanwhile: one exception is on its way."""
+    while not done.is_set():
+        with contextlib.suppress(BaseException):
+            done.wait()
 
 
 def is_in_signal_handler() -> bool:

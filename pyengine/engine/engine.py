@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine import config, errors
 from pyengine.catalog import scan
-from pyengine.engine.critical import is_in_signal_handler
+from pyengine.engine.critical import is_in_signal_handler, run_whole
 from pyengine.engine.describe import Identity, check_metrics
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
@@ -217,6 +217,7 @@ class SnapshotEngine:
                 report = start_fresh(session, self._tracked)
             else:
                 report = self._restore(session, info, options)
+            session.link.await_ready(config.WRITER_START_SECONDS)
             self._has_snapshots = False
             self._taker.start(max(0, report.next_step - 1))
         if report:
@@ -252,7 +253,7 @@ class SnapshotEngine:
             self._look_after_writer()
             failed += session.drain(timeout).errors
         finally:
-            self._let_go(session)
+            run_whole(lambda: self._let_go(session))
         for error in failed[1:] if self._on_error == "raise" else failed:
             logger.warning("%s", error)
         if failed and self._on_error == "raise":
@@ -333,6 +334,7 @@ class SnapshotEngine:
             )
         if not session.is_line_open:
             start_fresh(session, self._tracked)
+            session.link.await_ready(config.WRITER_START_SECONDS)
 
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyengine import config
+from pyengine.engine.critical import run_whole
 from pyengine.engine.process import WriterProcess
 from pyengine.errors import ClosedError, WriterDiedError
 from pyengine.events import logger
@@ -72,6 +73,7 @@ class WriterLink:
         self._started_at = time.monotonic()
         self._is_ready = False
         self._is_lost = False
+        self._is_closed = False
         self._owner_pid = os.getpid()
         self._process: WriterProcess | None = WriterProcess()
         register_for_child(self)
@@ -123,6 +125,8 @@ class WriterLink:
         with self._lock:
             process = self._process
             if process is None:
+                if not self._is_lost and not self._is_closed:
+                    run_whole(self._start)  # an interrupt came between the two
                 return
             self._receive(process)
             if not process.is_alive():
@@ -142,13 +146,27 @@ class WriterLink:
             poller.poll(int(1000 * min(seconds, _SLICE_SECONDS)))
         self.poll()
 
+    def await_ready(self, seconds: float) -> None:
+        """Wait until the writer holds its lock on the run, at most `seconds`.
+
+        From then on a dead trainer's snapshots are safe with it: the next start waits for it.
+        Raises WriterDiedError where it cannot be started.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._is_ready and self._process is not None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                logger.warning("the writer is not up after %.0f s; going on without it", seconds)
+                return
+            self.wait(remaining)
+
     def revive(self) -> None:
         """Start a writer again after it was given up."""
         with self._lock:
             if self._is_lost:
                 self._deaths = DEATHS_IN_A_ROW - 1
                 self._is_lost = False
-                self._start()
+                run_whole(self._start)
 
     def drain(self, grace_seconds: float) -> None:
         """Ask the writer to finish what is staged and sealed, then to end."""
@@ -170,12 +188,14 @@ class WriterLink:
 
     def release(self) -> None:
         """Let go of the writer: it ends once it has drained. Idempotent."""
+        self._is_closed = True
         process, self._process = self._process, None
         if process is not None and self._owner_pid == os.getpid():
             process.release()
 
     def kill(self) -> None:
         """End the writer at once. Idempotent."""
+        self._is_closed = True
         process, self._process = self._process, None
         if process is not None and self._owner_pid == os.getpid():
             process.kill()
@@ -224,7 +244,7 @@ class WriterLink:
                 "again. Its log lies beside the claim in generations/"
             )
         logger.warning("the writer %s; starting another one", end)
-        self._start()
+        run_whole(self._start)
 
     def _start(self) -> None:
         self._is_ready = False

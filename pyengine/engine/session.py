@@ -1,13 +1,15 @@
 """Everything that an engine holds on to while it owns a run: one place that opens and closes it.
 
 In order: the claim on the run directory (a lock that the kernel frees), the control block, the
-writer, the staging arenas. Closing goes the other way round. An interrupt anywhere in between
-leaves nothing: descriptors and locks go with the objects, the writer ends when its socket closes.
+writer, the staging arenas. Closing goes the other way round. Both happen where no signal handler
+can interrupt them, so that an interrupt leaves either everything or nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyengine import config
 from pyengine.catalog.claim import Claim, claim_run
 from pyengine.engine.buffers import StagingBuffers
+from pyengine.engine.critical import run_whole
 from pyengine.engine.link import WriterLink
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.errors import PyengineError, SnapshotFailedError, WriterDiedError
@@ -43,22 +46,28 @@ class Session:
     """One claim on a run and what works under it; owns all of it. Inert in a forked child."""
 
     def __init__(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
+        self._owner_pid = os.getpid()
+        self._resources = contextlib.ExitStack()
         self._pending: list[PendingSnapshot] = []
         self._given: dict[str, weakref.ref[Storage]] = {}
         self._sequence = 0
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
-        self._resources = contextlib.ExitStack()
+        stop = threading.Event()
         try:
-            self._open(run_dir, keep_last, drain_wait)
+            run_whole(lambda: self._open(run_dir, keep_last, drain_wait, stop), stop)
         except BaseException:
-            self.abandon()
+            run_whole(self.abandon)
             raise
 
-    def _open(self, run_dir: str, keep_last: int, drain_wait: float) -> None:
+    def __del__(self) -> None:
+        if getattr(self, "_owner_pid", None) == os.getpid() and hasattr(self, "_pending"):
+            self.release()
+
+    def _open(self, run_dir: str, keep_last: int, drain_wait: float, stop: threading.Event) -> None:
         stack = self._resources
-        self.claim: Claim = claim_run(run_dir, wait_seconds=drain_wait)
+        self.claim: Claim = claim_run(run_dir, wait_seconds=drain_wait, stop=stop)
         stack.callback(self.claim.release)
         self.run_dir = self.claim.run_dir
         arena = stack.enter_context(Arena.create(CONTROL_BYTES, "control"))
@@ -122,8 +131,9 @@ class Session:
         storage = ring.storage
         given = self._given.get(name)
         if storage is not None and (given is None or given() is not storage):
-            self.link.give_ring(
-                name, storage.arena, storage.seal_event, schema=ring.schema.to_record()
+            schema = ring.schema.to_record()
+            run_whole(
+                lambda: self.link.give_ring(name, storage.arena, storage.seal_event, schema=schema)
             )
             self._given[name] = weakref.ref(storage)
 

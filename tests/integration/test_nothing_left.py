@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +72,21 @@ def test_no_process_no_memory_no_lock_no_temporary(
     assert leftovers(run_dir) == []
 
 
+def open_files() -> list[str]:
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return sorted(found)
+
+
 def test_close_leaves_no_descriptor_and_no_mapping(token: str, tmp_path: Path) -> None:
     engine, training = begin(str(tmp_path / "warm-up"))
     engine.close()
     training.ring.close()
     del engine, training
     gc.collect()
-    before = {
-        entry: os.readlink(f"/proc/self/fd/{entry}")
-        for entry in os.listdir("/proc/self/fd")
-        if os.path.lexists(f"/proc/self/fd/{entry}")
-    }
+    before = open_files()
     engine, training = begin(str(tmp_path / "run"))
     assert "pyengine-" in Path("/proc/self/maps").read_text()
     engine.close()
@@ -88,12 +94,7 @@ def test_close_leaves_no_descriptor_and_no_mapping(token: str, tmp_path: Path) -
     training.ring.close()
     del engine, training
     gc.collect()
-    after = {
-        entry: os.readlink(f"/proc/self/fd/{entry}")
-        for entry in os.listdir("/proc/self/fd")
-        if os.path.lexists(f"/proc/self/fd/{entry}")
-    }
-    assert sorted(after.values()) == sorted(before.values())
+    assert open_files() == before
     assert "pyengine-" not in Path("/proc/self/maps").read_text()
     assert writers(token) == []
 
@@ -109,42 +110,49 @@ def test_an_engine_that_is_dropped_lets_go(token: str, tmp_path: Path) -> None:
         again.track(replay=training.ring)
 
 
-@pytest.mark.parametrize("calls", range(1, 120, 7))
-def test_an_interrupted_constructor_leaves_nothing(token: str, tmp_path: Path, calls: int) -> None:
-    """Raise KeyboardInterrupt at the n-th line that the constructor runs in this thread."""
-    import sys
+def interrupted_at(line: int, call: Any) -> tuple[bool, Any]:
+    """Call `call` and raise KeyboardInterrupt before the n-th line of ours that this thread runs.
 
-    run_dir = str(tmp_path / "run")
-    pyengine.SnapshotEngine(tmp_path / "imported").close()
-    gc.collect()
-    fds = len(os.listdir("/proc/self/fd"))
-    countdown = calls * 10
+    Return (whether that line was reached, the result or None).
+    """
+    left = line
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal countdown
-        name = frame.f_code.co_filename
-        if "/pyengine/engine/" not in name and "/pyengine/catalog/" not in name:
+        nonlocal left
+        if "/pyengine/" not in frame.f_code.co_filename:
             return None
         if event == "line":
-            countdown -= 1
-            if countdown == 0:
+            left -= 1
+            if left == 0:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return trace
 
-    engine = None
     sys.settrace(trace)
     try:
-        engine = pyengine.SnapshotEngine(run_dir)
+        return False, call()
     except KeyboardInterrupt:
-        pass
+        return True, None
     finally:
         sys.settrace(None)
-    if engine is not None:
-        engine.close()
+
+
+def test_a_constructor_interrupted_at_any_line_leaves_nothing(token: str, tmp_path: Path) -> None:
+    pyengine.SnapshotEngine(tmp_path / "imported").close()
     gc.collect()
-    await_writers_end(token)
-    assert len(os.listdir("/proc/self/fd")) == fds
+    fds = len(os.listdir("/proc/self/fd"))
+    line, reached, engine = 0, True, None
+    while reached:
+        line += 1
+        run_dir = tmp_path / f"run-{line % 3}"
+        reached, engine = interrupted_at(line, lambda d=run_dir: pyengine.SnapshotEngine(d))
+        if engine is not None:
+            engine.close()
+            del engine
+        gc.collect()
+        await_writers_end(token)
+        assert len(os.listdir("/proc/self/fd")) == fds, f"line {line}"
+    assert line > 50
     assert shm_names() == set()
-    with pyengine.SnapshotEngine(run_dir):
-        pass
+    for number in range(3):
+        pyengine.SnapshotEngine(tmp_path / f"run-{number}").close()

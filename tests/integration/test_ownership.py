@@ -122,11 +122,9 @@ def fork_and_die(send: Any, run_dir: str) -> None:
     engine.restore()
     for step in range(6):
         training.step(step)
-    reader, writer = os.pipe()
     worker = os.fork()
     if worker == 0:
         # An environment worker: it outlives its owner, holding what it inherited.
-        os.close(writer)
         signal.pause()
     engine.snapshot(5)
     send(("worker", worker))

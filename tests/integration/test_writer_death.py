@@ -137,7 +137,10 @@ def test_a_writer_that_cannot_live_is_given_up_and_tried_again(
 
 
 def test_a_stopped_writer_never_holds_the_loop_beyond_the_bound(
-    token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from program import new_ring
 
@@ -159,10 +162,9 @@ def test_a_stopped_writer_never_holds_the_loop_beyond_the_bound(
             with pytest.raises(errors.SnapshotCancelledError):
                 pending.wait(1)
             second = engine.snapshot(119)
+            monkeypatch.setattr("pyengine.config.STAGING_WAIT_SECONDS", 0.1)
             with pytest.raises(errors.SnapshotBusyError):
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("pyengine.config.STAGING_WAIT_SECONDS", 0.1)
-                    engine.snapshot(119)
+                engine.snapshot(119)
         finally:
             os.kill(engine.writer_pid, signal.SIGCONT)
         assert second.wait(60).global_step == 119
