@@ -98,6 +98,7 @@ class Taker:
     ) -> PendingSnapshot | None:
         """Take a snapshot into a free slot; None where none became free in time."""
         session = self._session
+        session.buffers.give_up_claims()
         sequence = session.next_sequence()
         slot = self._claim_slot(sequence, wait_seconds)
         if slot is None:
@@ -112,7 +113,7 @@ class Taker:
             self._wish = None
 
         try:
-            # The writer must have every ring before it sees the snapshot.
+            # The writer must have every ring before it sees a snapshot of it.
             for ring in self._tracked.rings.values():
                 ring.mutable_arrays()
             self._hand_over_rings()
