@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pyengine._native.hashing import verify_image, xxh3_64
 from pyengine._native.mapping import Mapping as MemoryMapping
+from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, StateMismatchError, TruncatedFileError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.segment import (
@@ -26,6 +27,9 @@ from pyengine.replay.storage import Storage
 
 if TYPE_CHECKING:
     from pyengine._native.control import FileRecordTuple
+
+_HEADER_BYTES_FIELD = slice(12, 16)
+"""Where a header says how long it is (FORMAT.md): its pages are read before it is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,11 @@ def install(
     tails = _tails(header, replay_last)
     restored = 0
     with opened:
+        opened.read_ahead(
+            extent.file
+            for extent in header.extents
+            if extent.first_row + extent.row_count > tails[extent.lane]
+        )
         for extent in header.extents:
             end = extent.first_row + extent.row_count
             total = header.lanes[extent.lane].total_count
@@ -111,6 +120,7 @@ class _Files:
     def __init__(self, files: Mapping[str, SegmentFile], plan: RingPlan) -> None:
         self.files = files
         self._plan = plan
+        self._mapped: dict[str, tuple[MemoryMapping, int]] = {}
         self._open: dict[str, tuple[MemoryMapping, SegmentHeader]] = {}
         self._kept: set[str] = set()
 
@@ -118,7 +128,7 @@ class _Files:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for name, (mapping, _) in self._open.items():
+        for name, (mapping, _) in self._mapped.items():
             if name not in self._kept:
                 mapping.close()
 
@@ -126,30 +136,46 @@ class _Files:
         """Leave a mapping to the storage."""
         self._kept.add(name)
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Ask for what the checks will read of these files, so that the reads overlap.
+
+        A mapping for random access reads page by page, each page a trip to the disk.
+        """
+        layout = self._plan.layout
+        for name in names:
+            mapping, size = self._map(name)
+            if self.files[name].record is None or size != layout.file_bytes:
+                mapping.advise_willneed(0, size)
+                continue
+            mapping.advise_willneed(0, layout.header_bytes)
+            table = layout.block_table_offset
+            mapping.advise_willneed(table, size - table)
+
     def get(self, name: str) -> tuple[MemoryMapping, SegmentHeader]:
         """Return mapping and header of a file whose header and block table are proven."""
         if name not in self._open:
-            self._open[name] = self._map(self.files[name])
+            mapping, size = self._map(name)
+            self._open[name] = mapping, self._check(mapping, size, self.files[name])
         return self._open[name]
 
-    def _map(self, file: SegmentFile) -> tuple[MemoryMapping, SegmentHeader]:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            size = os.fstat(fd).st_size
-            if size == 0:
-                raise TruncatedFileError(f"{file.path}: empty", path=file.path, offset=0)
-            mapping = MemoryMapping.file(fd, size)
-        finally:
-            os.close(fd)
-        try:
-            return mapping, self._check(mapping, size, file)
-        except BaseException:
-            mapping.close()
-            raise
+    def _map(self, name: str) -> tuple[MemoryMapping, int]:
+        if name not in self._mapped:
+            path = self.files[name].path
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                size = os.fstat(fd).st_size
+                if size == 0:
+                    raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
+                self._mapped[name] = MemoryMapping.file(fd, size), size
+            finally:
+                os.close(fd)
+        return self._mapped[name]
 
     def _check(self, mapping: MemoryMapping, size: int, file: SegmentFile) -> SegmentHeader:
         with memoryview(mapping) as view:
-            mapping.populate(0, min(size, 65536))
+            mapping.populate(0, min(size, PAGE_BYTES))
+            header_bytes = int.from_bytes(view[_HEADER_BYTES_FIELD], "little")
+            mapping.populate(0, min(size, header_bytes))
             header = parse_header(view, file.path)
             if header.file_bytes != size:
                 raise TruncatedFileError(
