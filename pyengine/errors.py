@@ -84,7 +84,7 @@ class FieldShapeError(RowError):
 
 
 class FieldDtypeError(RowError):
-    """A value's dtype does not convert to its field's: another kind, or integers out of range."""
+    """A value's dtype does not convert to its field's: another kind, or out of range."""
 
 
 class MissingFieldError(RowError):
@@ -176,7 +176,7 @@ class UnrestoredRunError(RunError):
 
 
 class PoisonedEngineError(RunError):
-    """An exception interrupted a restore half-way; a restore must succeed before training goes on."""
+    """A restore was interrupted half-way; one must succeed before training goes on."""
 
 
 # --- snapshots --------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class StateMismatchError(RestoreError):
 
 
 class FormatVersionError(RestoreError):
-    """A file of a format version that this pyengine does not read. Attributes: `path`, `version`."""
+    """A file of a format version that is not read here. Attributes: `path`, `version`."""
 
     def __init__(self, message: str, *, path: str, version: int) -> None:
         super().__init__(message)

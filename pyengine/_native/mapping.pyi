@@ -4,8 +4,8 @@ class Mapping:
     """One memory mapping and its lifetime. Offers the buffer protocol: one-dimensional bytes.
 
     Views (memoryview, ndarray) keep the object alive; it unmaps when closed or collected. Not for
-    use in a forked child: `shared` mappings do not exist there, and `disarm` makes the object forget
-    its range without unmapping what the child may have put in its place.
+    use in a forked child: `shared` mappings do not exist there, and `disarm` makes the object
+    forget its range without unmapping what the child may have put in its place.
     """
 
     address: int

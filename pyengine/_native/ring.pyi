@@ -1,10 +1,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from typing_extensions import Buffer
-
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 class BlockFault(Exception):
     """A mapped block that cannot be read (`error_number` > 0) or whose hash differs (0)."""
@@ -31,7 +30,7 @@ class NoMemory(Exception):
     error_number: int
 
 class RingCore:
-    """The trainer's side of a ring over its arena (csrc/core/ring.h); every call is one native call.
+    """The trainer's side of a ring over its arena (csrc/core/ring.h); each call is one native call.
 
     Fields go by number: append fields in schema order (the reserved start field last), then mutable
     fields. Holds a view of the arena until closed. Calls raise UnknownRefError, EmptyRingError,
@@ -65,7 +64,7 @@ class RingCore:
         lane_count: int,
         steps: int,
         done: int,
-        mask: Buffer | None,
+        mask: Any,
     ) -> int:
         """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
     def add_exact(self, fields: dict[str, Any], mask: Any) -> int:

@@ -136,8 +136,10 @@ def claim_run(
     """Claim the run directory, made where it does not exist; clean up after dead generations.
 
     Waits up to `wait_seconds` for the writer of a dead owner to drain, and ends it where it is
-    frozen; `stop` ends the wait early, as a timeout does. The claim is durable on return. Raises RunBusyError (a living owner, or a writer that
-    still drains), RunDirectoryError (not a directory that can be claimed), OSError.
+    frozen; `stop` ends the wait early, as a timeout does. The claim is durable on return.
+
+    Raises RunBusyError (a living owner, or a writer that still drains), RunDirectoryError (not a
+    directory that can be claimed), OSError.
     """
     path = os.path.realpath(run_dir)
     rank = config.process_rank()

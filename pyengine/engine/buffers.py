@@ -51,9 +51,13 @@ class StagingBuffers:
                 return slot
         return None
 
-    def free_count(self) -> int:
-        """Return how many slots are free."""
-        return sum(slot.entry.staging[1] == StagingState.FREE for slot in self._slots)
+    def give_up_claims(self) -> None:
+        """Free slots that were claimed and never staged: an exception came right in between."""
+        for slot in self._slots:
+            sequence, state = slot.entry.staging
+            if state == StagingState.STAGING:
+                slot.entry.cancel(sequence)
+                slot.entry.move_staging(sequence, state, StagingState.FREE)
 
     def fit(self, slot: StagingSlot, required_bytes: int) -> Arena:
         """Return the claimed slot's arena with at least `required_bytes` of reserved memory.

@@ -82,15 +82,11 @@ class Cutter:
         `on_published` is called once the cut is taken, where nothing can interrupt it. Raises
         CaptureError, SharedMemoryError and what tracked objects raise: nothing is staged then.
         """
-        sequence = draft.sequence
         try:
             self._take(slot, draft, meta, on_published)
         except BaseException:
-            entry = slot.entry
             # An interrupt that came after the publication leaves the snapshot to the writer.
-            if entry.staging == (sequence, StagingState.STAGING):
-                entry.cancel(sequence)
-                entry.move_staging(sequence, StagingState.STAGING, StagingState.FREE)
+            self._buffers.give_up_claims()
             raise
 
     def _take(

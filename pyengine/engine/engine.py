@@ -219,7 +219,8 @@ class SnapshotEngine:
                 report = self._restore(session, info, options)
             session.link.await_ready(config.WRITER_START_SECONDS)
             self._has_snapshots = False
-            self._taker.start(max(0, report.next_step - 1))
+            lazy = () if eager or not report.rows else self._tracked.rings
+            self._taker.start(max(0, report.next_step - 1), lazy_rings=lazy)
         if report:
             logger.info("%s", report)
         return report

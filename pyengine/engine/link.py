@@ -48,10 +48,9 @@ class _Parcels:
     hello: _Parcel
     rings: dict[str, _Parcel] = field(default_factory=dict)
     stagings: dict[int, _Parcel] = field(default_factory=dict)
-    others: list[_Parcel] = field(default_factory=list)
 
     def all(self) -> list[_Parcel]:
-        return [self.hello, *self.rings.values(), *self.stagings.values(), *self.others]
+        return [self.hello, *self.rings.values(), *self.stagings.values()]
 
 
 class WriterLink:
@@ -107,11 +106,9 @@ class WriterLink:
         self._parcels.stagings[index] = parcel
         self._send(parcel)
 
-    def remember(self, kind: str, **body: Any) -> None:
-        """Send a message that a new writer is to get as well."""
-        parcel = _Parcel(kind, body, ())
-        self._parcels.others.append(parcel)
-        self._send(parcel)
+    def warm(self, name: str) -> None:
+        """Have the mapped files of a ring read and verified, when there is nothing else to do."""
+        self._send(_Parcel("warm", {"ring": name}, ()), timeout=0.0)
 
     def wake(self) -> None:
         """Tell the writer to look at the control block."""

@@ -131,11 +131,12 @@ class Session:
         storage = ring.storage
         given = self._given.get(name)
         if storage is not None and (given is None or given() is not storage):
-            schema = ring.schema.to_record()
-            run_whole(
-                lambda: self.link.give_ring(name, storage.arena, storage.seal_event, schema=schema)
-            )
-            self._given[name] = weakref.ref(storage)
+            run_whole(lambda: self._give_ring(name, ring, storage))
+
+    def _give_ring(self, name: str, ring: ReplayBuffer, storage: Storage) -> None:
+        self._given[name] = weakref.ref(storage)
+        schema = ring.schema.to_record()
+        self.link.give_ring(name, storage.arena, storage.seal_event, schema=schema)
 
     def poll(self) -> None:
         """Take in news from the writer and replace it when it died.

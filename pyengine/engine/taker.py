@@ -7,6 +7,7 @@ the way: rings that got their memory since are handed over, a dead writer is rep
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from pyengine import config, errors
 from pyengine.engine.buffers import StagingSlot
@@ -43,15 +44,20 @@ class Taker:
         self._cutter = Cutter(session.control, session.buffers, tracked)
         self._wish: PendingSnapshot | None = None
         self._skipped_in_a_row = 0
+        self._lazy_rings: list[str] = []
 
-    def start(self, step: int) -> None:
-        """Begin to count steps and seconds."""
+    def start(self, step: int, *, lazy_rings: Iterable[str] = ()) -> None:
+        """Begin to count steps and seconds; have `lazy_rings` warmed once training goes on."""
         self._trigger.start(step)
         self._hand_over_rings()
+        self._lazy_rings = list(lazy_rings)
 
     def tick(self, step: int) -> PendingSnapshot | None:
         """Take a snapshot if one is due or wished for."""
         self._raise_errors()
+        while self._lazy_rings:
+            # Not before: the first batch after a restore is to have the disk for itself.
+            self._session.link.warm(self._lazy_rings.pop())
         if not self._trigger.is_due(step) and self._wish is None:
             return None
         pending = self._begin(step, {}, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
@@ -92,6 +98,7 @@ class Taker:
     ) -> PendingSnapshot | None:
         """Take a snapshot into a free slot; None where none became free in time."""
         session = self._session
+        session.buffers.give_up_claims()
         sequence = session.next_sequence()
         slot = self._claim_slot(sequence, wait_seconds)
         if slot is None:
@@ -106,7 +113,7 @@ class Taker:
             self._wish = None
 
         try:
-            # The writer must have every ring before it sees the snapshot.
+            # The writer must have every ring before it sees a snapshot of it.
             for ring in self._tracked.rings.values():
                 ring.mutable_arrays()
             self._hand_over_rings()

@@ -15,7 +15,7 @@ from pyengine.errors import SchemaError
 from pyengine.format.dtypes import BY_NAME, Dtype, dtype_name
 
 START_FIELD = "@start"
-"""Reserved append field of every ring (uint8): 1 where a row does not continue the one before it."""
+"""Reserved append field of every ring (uint8): 1 where a row does not continue the one before."""
 
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 8
@@ -61,7 +61,9 @@ class Field:
                 f"dtype {dtype!r} cannot be stored; choose one of {', '.join(BY_NAME)}"
             ) from None
         if default is not None and not mutable:
-            raise SchemaError("only a mutable field takes a default: append fields are always given")
+            raise SchemaError(
+                "only a mutable field takes a default: append fields are always given"
+            )
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", name)
         object.__setattr__(self, "mutable", mutable)
@@ -92,9 +94,7 @@ class Schema(Mapping[str, Field]):
     Raises SchemaError for names, shapes or dtypes that cannot be stored.
     """
 
-    def __init__(
-        self, fields: Mapping[str, FieldLike], *, episode_end: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, fields: Mapping[str, FieldLike], *, episode_end: Sequence[str] = ()) -> None:
         self._fields: dict[str, Field] = dict(_flatten(fields, ""))
         self.episode_end = tuple(episode_end)
         if not any(not field.mutable for field in self._fields.values()):
@@ -232,9 +232,7 @@ def _from_space(space: Any, what: str) -> FieldLike:
     if kind in ("MultiDiscrete", "MultiBinary"):
         return Field(space.shape, space.dtype)
     if kind == "Dict":
-        return {
-            key: _from_space(inner, f"{what}[{key!r}]") for key, inner in space.spaces.items()
-        }
+        return {key: _from_space(inner, f"{what}[{key!r}]") for key, inner in space.spaces.items()}
     raise SchemaError(
         f"{what}: {kind} has no fixed shape to store; wrap the environment so that it shows "
         "Box, Discrete, MultiDiscrete, MultiBinary or Dict"

@@ -270,9 +270,10 @@ def checksum_of(buffer: Buffer, header: SegmentLayout) -> int:
 
 
 def verify_checksum(buffer: Buffer, header: SegmentHeader, path: str) -> int:
-    """Return the file's checksum after comparing it with the trailer; DamageError if they differ."""
-    (stored,) = struct.unpack_from("<Q", buffer, header.file_bytes - TRAILER_BYTES)
-    _expect(path, header.file_bytes - TRAILER_BYTES, "checksum", stored, checksum_of(buffer, header))
+    """Return the file's checksum once it equals the trailer's; else DamageError."""
+    offset = header.file_bytes - TRAILER_BYTES
+    (stored,) = struct.unpack_from("<Q", buffer, offset)
+    _expect(path, offset, "checksum", stored, checksum_of(buffer, header))
     return int(stored)
 
 

@@ -111,9 +111,7 @@ def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
     if replay_last is None:
         return tails
     per_lane = replay_last // len(tails)
-    return [
-        max(lane.tail, lane.total_count - per_lane) for lane in header.lanes
-    ]
+    return [max(lane.tail, lane.total_count - per_lane) for lane in header.lanes]
 
 
 class _Files:

@@ -101,5 +101,3 @@ def _to_tensor(field: Field, array: Array, device: Any) -> Any:
     if field.dtype == "bfloat16":
         tensor = tensor.view(torch.bfloat16)
     return tensor.to(device)
-
-

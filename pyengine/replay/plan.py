@@ -56,13 +56,14 @@ class RingPlan:
 
 
 def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
-    """Return the plan; ConfigError for counts that cannot work, a warning where memory is wasted."""
+    """Return the plan; ConfigError for counts that cannot work, a warning for wasted memory."""
     if num_lanes < 1 or capacity < 1:
         raise ConfigError(f"capacity={capacity} and num_envs={num_lanes} must be at least 1")
     if capacity % num_lanes:
+        below = capacity - capacity % num_lanes
         raise ConfigError(
             f"capacity={capacity} leaves a remainder over num_envs={num_lanes} lanes; "
-            f"use {capacity - capacity % num_lanes} or {capacity + num_lanes - capacity % num_lanes}"
+            f"use {below} or {below + num_lanes}"
         )
     per_lane = capacity // num_lanes
     rows = segment_rows(schema.row_bytes, per_lane)

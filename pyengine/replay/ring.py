@@ -109,9 +109,8 @@ class ReplayBuffer:
         return self._per_lane([total % rows for _, total in self._windows()])
 
     def __repr__(self) -> str:
-        return (
-            f"ReplayBuffer({len(self)}/{self.capacity} rows, {self.num_envs} lanes, {self.schema!r})"
-        )
+        size = f"{len(self)}/{self.capacity} rows, {self.num_envs} lanes"
+        return f"ReplayBuffer({size}, {self.schema!r})"
 
     # --- append -----------------------------------------------------------------------------
 
@@ -241,7 +240,8 @@ class ReplayBuffer:
         tail, total = self._windows()[lane]
         ids = np.arange(tail, total, dtype=np.int64)
         starts = self.gather_field(ids * self.num_envs + lane, START_FIELD)
-        return ids[starts.astype(bool)]
+        starting: Refs = ids[starts.astype(bool)]
+        return starting
 
     # --- read -------------------------------------------------------------------------------
 
@@ -536,4 +536,3 @@ class ReplayBuffer:
 def _pcg64_state(seed: int | None) -> tuple[int, int]:
     state = np.random.PCG64(seed).state["state"]
     return int(state["state"]), int(state["inc"])
-

@@ -97,7 +97,10 @@ def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
     array = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
     if array.dtype != np.bool_:
         raise FieldDtypeError(
-            f"mask: expected bool, got {array.dtype}", field="mask", expected="bool", got=array.dtype
+            f"mask: expected bool, got {array.dtype}",
+            field="mask",
+            expected="bool",
+            got=array.dtype,
         )
     if array.shape != lead and array.shape != tuple(size for size in lead if size != 1):
         raise FieldShapeError(

@@ -56,7 +56,10 @@ class Storage:
     def _open_core(self) -> RingCore:
         schema = self.plan.schema
         image = header_image(
-            self.plan.layout, line=0, kind=KIND_SEGMENT, runs=[Run(lane=0, first_row=0, row_count=0)]
+            self.plan.layout,
+            line=0,
+            kind=KIND_SEGMENT,
+            runs=[Run(lane=0, first_row=0, row_count=0)],
         )
         given = [name for name, field in schema.items() if not field.mutable]
         mutable = schema.mutable_fields
@@ -70,9 +73,7 @@ class Storage:
             b"".join(numpy_dtype(field).char.encode() for field in fields),
             tuple(
                 (field.row_bytes, offset)
-                for field, offset in zip(
-                    mutable.values(), self.plan.mutable_offsets, strict=True
-                )
+                for field, offset in zip(mutable.values(), self.plan.mutable_offsets, strict=True)
             ),
             tuple(default_bytes(field) for field in mutable.values()),
             tuple(given.index(name) for name in schema.episode_end),
@@ -101,9 +102,7 @@ class Storage:
         if not self.core.take_retired():
             return
         rows = self.plan.segment_rows
-        for key in [
-            key for key in self.mapped if (key[1] + 1) * rows <= self.control.tail(key[0])
-        ]:
+        for key in [key for key in self.mapped if (key[1] + 1) * rows <= self.control.tail(key[0])]:
             self.mapped.pop(key).close()
             self.paths.pop(key, None)
 
@@ -145,9 +144,7 @@ class Storage:
         thread.start()
 
 
-def _reserve_ahead(
-    core: weakref.ref[RingCore], closing: threading.Event, ahead: int
-) -> None:
+def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead: int) -> None:
     while not closing.wait(_RESERVE_POLL_SECONDS):
         live = core()
         if live is None:

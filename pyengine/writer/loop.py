@@ -25,6 +25,7 @@ from pyengine.events import logger
 from pyengine.shm.channel import Message
 from pyengine.writer import pool
 from pyengine.writer.drain import drain_steps, seal_full_segments
+from pyengine.writer.ring_view import RingView
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
 from pyengine.writer.snapshot_queue import SnapshotQueue
@@ -56,7 +57,7 @@ class Loop:
         self._signal_fd = signal_fd
         self._segments = SegmentWriter(session, workers)
         self._queue = SnapshotQueue(session, self._segments, workers)
-        self._warm: list[Iterator[None]] = []
+        self._warm: list[tuple[RingView, Iterator[None]]] = []
         self._drain: Iterator[None] | None = None
         self._ending = Ending.NONE
         self._deadline: float | None = None
@@ -74,6 +75,8 @@ class Loop:
             self._segments.step()
             self._queue.step()
             self._segments.start()
+            if self._session.retired and self._queue.is_idle:
+                self._session.close_retired(self._segments.rings_in_use)
             if self._ending == Ending.NONE:
                 self._idle_steps()
             elif self._is_done():
@@ -139,7 +142,7 @@ class Loop:
         elif kind == "warm":
             ring = self._session.rings.get(message["ring"])
             if ring is not None:
-                self._warm.append(warm_steps(self._session, self._workers, ring))
+                self._warm.append((ring, warm_steps(self._session, self._workers, ring)))
 
     def _look_at_trainer(self) -> None:
         if self._is_trainer_dead or not self._trainer.is_dead():
@@ -197,8 +200,8 @@ class Loop:
             return
         pool.sweep_when_worth(self._session)
         while self._warm:
-            try:
-                next(self._warm[0])
+            ring, steps = self._warm[0]
+            # A restore may have put another ring in its place.
+            if ring in self._session.rings.values() and next(steps, self) is not self:
                 return
-            except StopIteration:
-                self._warm.pop(0)
+            self._warm.pop(0)

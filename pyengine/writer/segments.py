@@ -113,6 +113,11 @@ class SegmentWriter:
         """Whether nothing is under way and nothing waits, except what failed and waits longer."""
         return not self._jobs and next(self._waiting(), None) is None
 
+    @property
+    def rings_in_use(self) -> list[RingView]:
+        """Rings that segments under way belong to."""
+        return [job.ring for job in self._jobs.values()]
+
     def step(self) -> None:
         """Take in what has ended, and start what fits. Fsyncs directories, else does not block."""
         self._won += self._swap_written()

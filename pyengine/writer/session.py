@@ -7,6 +7,7 @@ memory.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ class Session:
         self.control = EngineControl.attach(Arena.attach(control_fd, hello["size"], "control"))
         self.run_id = self.control.run_id
         self.rings: dict[str, RingView] = {}
+        self.retired: list[RingView] = []
+        """Rings that a restore has replaced and that jobs may still use."""
         self.stagings: dict[int, StagingArena] = {}
         self.bytes_written = 0
         """Bytes written since the last committed snapshot."""
@@ -81,7 +84,7 @@ class Session:
             raise
         former = self.rings.pop(message["name"], None)
         if former is not None:
-            former.close()
+            self.retired.append(former)
         ring = RingView(
             message["name"], arena, seal_event, schema=message["schema"], run_dir=self.run_dir
         )
@@ -131,11 +134,18 @@ class Session:
         """Let a warning of this key be given again."""
         self._warned.discard(once)
 
+    def close_retired(self, in_use: Collection[RingView]) -> None:
+        """Let go of replaced rings that no job uses any more."""
+        for ring in [ring for ring in self.retired if ring not in in_use]:
+            self.retired.remove(ring)
+            ring.close()
+
     def close(self) -> None:
         """Let go of all shared memory and of the channel."""
-        for ring in self.rings.values():
+        for ring in (*self.rings.values(), *self.retired):
             ring.close()
         self.rings.clear()
+        self.retired.clear()
         for staging in self.stagings.values():
             staging.arena.close()
         self.stagings.clear()

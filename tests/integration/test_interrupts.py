@@ -1,0 +1,143 @@
+"""Ctrl-C anywhere: no row is half-written, no snapshot is torn, training can go on."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from processes import leftovers
+from program import LANES, Training
+
+import pyengine
+from pyengine.catalog.verify import verify_snapshot
+
+
+def interrupted_at(line: int, call: Any) -> bool:
+    """Call `call`, raise KeyboardInterrupt before the n-th line of ours that this thread runs;
+    whether that line was reached."""
+    left = line
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if "/pyengine/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def check_rows(training: Training, numbers: list[int]) -> None:
+    """Every row is whole, and every lane holds exactly these inserts."""
+    ring = training.ring
+    rows = ring[ring.refs()]
+    assert np.array_equal(rows["check"], rows["number"] * 3 + 1)
+    expected = numbers[-32:]
+    assert rows["number"].reshape(-1, LANES).T.tolist() == [expected] * LANES
+
+
+def test_an_insert_interrupted_at_any_line_is_whole_or_absent(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        numbers: list[int] = []
+        line, reached = 0, True
+        while reached or len(numbers) < 50:
+            line += 1
+            number = len(numbers)
+            before = int(training.ring.total_count[0])
+            reached = interrupted_at(line, lambda n=number: training.insert(n))
+            if int(training.ring.total_count[0]) > before:
+                numbers.append(number)
+            check_rows(training, numbers)
+            if not reached:
+                line = 0
+        info = engine.snapshot(1).wait(60)
+    assert verify_snapshot(info.path) == []
+
+
+def test_a_snapshot_interrupted_at_any_line_is_whole_or_absent(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run", keep_last=500) as engine:
+        training.track(engine)
+        engine.restore()
+        digests = {}
+        for line in itertools.count(1, 3):
+            training.step(line)
+            digests[line] = training.digest()
+            if not interrupted_at(line, lambda n=line: engine.snapshot(n)):
+                break
+            training.insert(line)  # no lock is left held
+        engine.snapshot(line + 1).wait(60)
+    assert line > 100
+    run = pyengine.open_run(tmp_path / "run")
+    assert run.problems == ()
+    taken = {info.global_step: info for info in run.snapshots}
+    assert {line, line + 1} <= set(taken)
+    for step, info in taken.items():
+        assert verify_snapshot(info.path) == []
+        if step in digests:
+            weights = pyengine.load(info.path, only=["counters"])["counters"]
+            assert weights["updates"] > 0
+    assert leftovers(tmp_path / "run") == []
+
+
+def test_a_storm_of_signals_tears_nothing(tmp_path: Path) -> None:
+    """Real SIGINTs from another thread, at any moment, while training with snapshots."""
+    gc.collect()  # of other tests, which no signal is to hit
+    training = Training()
+    interrupts = 0
+    stop = threading.Event()
+
+    def storm() -> None:
+        while not stop.wait(0.003):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pyengine.SnapshotEngine(tmp_path / "run", every_steps=3, budget=None) as engine:
+        training.track(engine)
+        engine.restore()
+        step, counted = 0, []
+        thread = threading.Thread(target=storm)
+        thread.start()
+        try:
+            while interrupts < 100 or step < 200:
+                try:
+                    while step < 200 or interrupts < 100:
+                        step += 1
+                        training.insert(step)
+                        counted.append(step)
+                        engine.tick(step)
+                except KeyboardInterrupt:
+                    interrupts += 1
+        finally:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            stop.set()
+            thread.join()
+            signal.signal(signal.SIGINT, before)
+        rows = training.ring[training.ring.refs()]
+        assert np.array_equal(rows["check"], rows["number"] * 3 + 1)
+        per_lane = rows["number"].reshape(-1, LANES)
+        assert (per_lane == per_lane[:, :1]).all(), "a row is in every lane or in none"
+        info = engine.snapshot(step + 1).wait(60)
+    assert verify_snapshot(info.path) == []
+    for snapshot in pyengine.open_run(tmp_path / "run").snapshots:
+        assert verify_snapshot(snapshot.path) == []

@@ -1,0 +1,260 @@
+"""When and how snapshots are taken: triggers, busy slots, errors before the cut, handlers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import committed
+from program import Training
+
+import pyengine
+from pyengine import errors
+from pyengine.shm.states import SnapshotState, StagingState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tuple[pyengine.SnapshotEngine, Training]]:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        yield engine, training
+
+
+def stop_writer(engine: pyengine.SnapshotEngine) -> int:
+    pid = engine.writer_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_tick_takes_a_snapshot_at_each_crossing(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run", every_steps=10, budget=None) as engine:
+        training.track(engine)
+        engine.restore()
+        taken = []
+        for step in range(0, 60, 4):
+            training.step(step)
+            pending = engine.tick(step)
+            if pending is not None:
+                assert pending.wait(60).global_step == step
+                taken.append(step)
+    assert taken == [12, 20, 32, 40, 52]
+    assert len(committed(tmp_path / "run")) == 3
+
+
+def test_busy_slots_leave_snapshots_out_and_say_so_from_the_second_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run", every_steps=1, budget=None) as engine:
+        training.track(engine)
+        engine.restore()
+        pid = stop_writer(engine)
+        try:
+            first = [engine.tick(step) for step in (1, 2)]
+            assert None not in first
+            with caplog.at_level(logging.WARNING, logger="pyengine"):
+                assert engine.tick(3) is None
+                assert "left out" not in caplog.text
+                assert engine.tick(4) is None
+                assert "2 in a row were left out" in caplog.text
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        for pending in first:
+            assert pending is not None
+            pending.wait(60)
+        taken = engine.tick(5)
+        assert taken is not None
+        assert taken.wait(60)
+
+
+def test_by_policy_a_tick_waits_for_a_slot(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(
+        tmp_path / "run", every_steps=1, budget=None, when_busy="wait"
+    ) as engine:
+        training.track(engine)
+        engine.restore()
+        assert all(engine.tick(step) is not None for step in range(1, 12))
+    assert committed(tmp_path / "run")[-1].startswith("step-00000011")
+
+
+def test_what_raises_while_capturing_stages_nothing(
+    run: tuple[pyengine.SnapshotEngine, Training],
+) -> None:
+    engine, training = run
+    training.step(0)
+    training.counters["bad"] = lambda: None  # type: ignore[assignment]
+    for _ in range(4):  # more often than there are slots
+        with pytest.raises(errors.CaptureError, match="counters"):
+            engine.snapshot(0)
+    for entry in engine._session.control.entries:  # type: ignore[union-attr]
+        assert entry.staging[1] == StagingState.FREE
+        assert entry.snapshot[1] in (SnapshotState.NONE, SnapshotState.CANCELLED)
+    del training.counters["bad"]
+    assert engine.snapshot(0).wait(60)
+
+
+def test_parameters_of_no_tracked_module_are_refused(tmp_path: Path) -> None:
+    training = Training()
+    other = torch.nn.Linear(2, 2)
+    training.optimizer.add_param_group({"params": list(other.parameters())})
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        with pytest.raises(errors.UncoveredParameterError):
+            engine.snapshot(0)
+        engine.track(other=other)
+        assert engine.snapshot(0).wait(60)
+
+
+def test_a_capture_that_grew_gets_a_larger_slot(
+    run: tuple[pyengine.SnapshotEngine, Training],
+) -> None:
+    engine, _ = run
+    extra = {"log": np.zeros(10)}
+    engine.track(extra=extra)
+    for size in (10, 100_000, 10, 2_000_000, 5):
+        extra["log"] = np.arange(float(size))
+        info = engine.snapshot(size).wait(60)
+        state = pyengine.load(info.path, only=["extra"])["extra"]
+        assert np.array_equal(state["log"], extra["log"])
+
+
+def test_names_and_objects_are_tracked_once(run: tuple[pyengine.SnapshotEngine, Training]) -> None:
+    engine, training = run
+    with pytest.raises(errors.ConfigError, match="policy"):
+        engine.track(policy=torch.nn.Linear(1, 1))
+    with pytest.raises(errors.ConfigError, match="one ring"):
+        engine.track(other=training.ring)
+    with pytest.raises(errors.UntrackableError):
+        engine.track(step=3)
+    assert engine.snapshot(0).wait(60)
+
+
+def test_one_ring_has_one_engine(
+    run: tuple[pyengine.SnapshotEngine, Training], tmp_path: Path
+) -> None:
+    _, training = run
+    with pyengine.SnapshotEngine(tmp_path / "other") as other:
+        with pytest.raises(errors.RingInUseError):
+            other.track(counters={"n": 1}, replay=training.ring)
+        assert other.track(counters={"n": 1}) is other
+
+
+def test_a_ring_that_holds_rows_is_persisted_when_it_is_tracked(tmp_path: Path) -> None:
+    training = Training()
+    for step in range(20):
+        training.step(step)
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        engine.snapshot(19).wait(60)
+        expected = training.digest()
+    again = Training(seed=2)
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        again.track(engine)
+        engine.restore()
+        assert again.digest() == expected
+
+
+def test_a_snapshot_asked_for_in_a_signal_handler_is_taken_at_the_next_tick(
+    run: tuple[pyengine.SnapshotEngine, Training],
+) -> None:
+    engine, training = run
+    asked: list[Any] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: asked.append(engine.snapshot(1)))
+    try:
+        training.step(1)
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert asked[0].state == SnapshotState.NONE
+    with pytest.raises(TimeoutError):
+        asked[0].wait(0)
+    training.step(2)
+    assert engine.tick(2) is asked[0]
+    assert asked[0].wait(60).global_step == 2
+    assert engine.tick(3) is None
+
+
+def test_threads_may_insert_while_snapshots_are_taken(
+    run: tuple[pyengine.SnapshotEngine, Training],
+) -> None:
+    engine, training = run
+    done = threading.Event()
+    inserted = 0
+
+    def collect() -> None:
+        nonlocal inserted
+        while not done.is_set():
+            training.insert(inserted)
+            inserted += 1
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    try:
+        infos = [engine.snapshot(step).wait(60) for step in range(8)]
+    finally:
+        done.set()
+        collector.join()
+    assert len(infos) == 8
+    for path in [info.path for info in infos[-3:]]:
+        check_rows(path)
+
+
+def check_rows(path: str) -> None:
+    from pyengine.catalog.verify import verify_snapshot
+
+    assert verify_snapshot(path) == []
+
+
+ABANDONED = """
+import sys, torch, pyengine
+net = torch.nn.Linear(2, 2)
+engine = pyengine.SnapshotEngine(sys.argv[1])
+engine.track(policy=net)
+engine.restore()
+engine.snapshot(7)
+"""
+
+
+def test_the_end_of_the_program_closes_the_engine(tmp_path: Path) -> None:
+    root = Path(pyengine.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED, tmp_path / "run"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert committed(tmp_path / "run") == ["step-00000007.g0001.s0001"]
+
+
+def test_close_takes_a_final_snapshot_and_ends_everything(tmp_path: Path) -> None:
+    training = Training()
+    engine = pyengine.SnapshotEngine(tmp_path / "run")
+    training.track(engine)
+    engine.restore()
+    training.step(0)
+    engine.close(final=0)
+    assert committed(tmp_path / "run") == ["step-00000000.g0001.s0001"]
+    for call in (lambda: engine.tick(1), lambda: engine.snapshot(1), engine.restore):
+        with pytest.raises(errors.ClosedError):
+            call()
+    training.step(1)  # the ring works on without an engine
