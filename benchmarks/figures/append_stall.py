@@ -1,8 +1,8 @@
 """The stall of `tick` due to append fields: its share of the tick, and waits in `add` until commit.
 
 Each tick of an engine that tracks a ring is paired with one of an engine that tracks all but the
-ring, in turns; the difference is the ring's. Waits inside `add`, from the tick until the commit, are
-added.
+ring, in turns; the difference is the ring's. Waits inside `add`, from the tick until the commit,
+are added.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def _second_snapshot(shape: ReplayShape, directory: Path, place: int) -> tuple[f
 
 
 def _rows_by_file(directory: Path) -> dict[int, int]:
-    """Return the rows of every segment file and part, by inode: links count once."""
-    files = [path for path in regular_files(directory) if path.suffix == ".seg"]
+    """Return the rows of the snapshots' segment files and parts, by inode: links count once."""
+    files = [path for path in regular_files(directory / "snapshots") if path.suffix == ".seg"]
     return {
         path.stat().st_ino: parse_header(path.read_bytes(), str(path)).row_count for path in files
     }
