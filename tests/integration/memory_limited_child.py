@@ -64,15 +64,16 @@ def build(ring: pyengine.ReplayBuffer, engine: pyengine.SnapshotEngine) -> dict[
 
 
 def carry_on(ring: pyengine.ReplayBuffer, engine: pyengine.SnapshotEngine) -> dict[str, Any]:
+    before = private_bytes()
     report = engine.restore()
     batch = ring.sample(SAMPLE)
-    private = private_bytes()
+    private = private_bytes() - before
     sample_correct = bool((batch["payload"] == batch["number"][:, None]).all())
     add_rows(ring, ROWS, OVERWRITTEN)
     return {
         "restored": bool(report),
         "rows": len(ring),
-        "private_bytes": private,
+        "private_bytes_of_restore": private,
         "sample_correct": sample_correct,
         "snapshot": engine.snapshot(2).wait(WAIT_SECONDS).name,
     }

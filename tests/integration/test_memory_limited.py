@@ -91,7 +91,7 @@ def test_a_replay_larger_than_memory_resumes_trains_and_saves(
     assert carried["restored"]
     assert carried["rows"] == ROWS
     assert carried["sample_correct"]
-    assert carried["private_bytes"] < PRIVATE_BYTES + SAMPLE * ROW_BYTES
+    assert carried["private_bytes_of_restore"] < PRIVATE_BYTES + SAMPLE * ROW_BYTES
 
     assert content_hashes(first) == before, "saving while mapped changed the first snapshot"
     new_bytes = (ROWS + OVERWRITTEN) * ROW_BYTES

@@ -1,0 +1,157 @@
+"""Write the golden files of a format version: small files that every later pyengine must read.
+
+    python tools/make_golden.py tests/golden/v1
+
+A version's files are written once and never again: an existing directory is refused. What they
+hold is told here and checked by tests/unit/format/test_golden_files.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pyengine._native.hashing import seal_image
+from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
+from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
+from pyengine.format.schema import Field, Schema
+from pyengine.format.segment import KIND_PART, KIND_SEGMENT, Run, header_image, plan_layout
+
+LINE = 0x0123456789ABCDEF
+SCHEMA = Schema(
+    {
+        "obs": {"image": ((2, 2), "uint8"), "speed": "bfloat16"},
+        "reward": "float32",
+        "terminated": "bool",
+        "priority": Field((), "float64", mutable=True, default=1.0),
+    },
+    episode_end=("terminated",),
+)
+SEGMENT_RUNS = (Run(1, 8, 4),)
+PART_RUNS = (Run(0, 12, 1), Run(1, 12, 3), Run(3, 4, 2))
+
+
+def row_values(lane: int, row: int) -> dict[str, bytes]:
+    """Return what row `row` of `lane` holds: bytes by append field."""
+    speed = struct.pack("<f", row + lane / 4)[2:]
+    return {
+        "obs/image": bytes((lane, row, 255 - row, 7)),
+        "obs/speed": speed,
+        "reward": struct.pack("<f", row * 0.5 - lane),
+        "terminated": bytes((row % 4 == 1,)),
+        "@start": bytes((row % 4 == 2 or row == 0,)),
+    }
+
+
+def image(kind: int, runs: tuple[Run, ...]) -> bytes:
+    """Return a whole segment file with the rows of `runs`."""
+    count = sum(run.row_count for run in runs)
+    layout = plan_layout(SCHEMA.append_fields, count, run_capacity=len(runs))
+    data = bytearray(layout.file_bytes)
+    data[: layout.header_bytes] = header_image(layout, line=LINE, kind=kind, runs=runs)
+    at = 0
+    for run in runs:
+        for row in range(run.first_row, run.first_row + run.row_count):
+            values = row_values(run.lane, row)
+            for field in layout.fields:
+                begin = field.offset + at * field.row_bytes
+                data[begin : begin + field.row_bytes] = values[field.name]
+            at += 1
+    seal_image(data)
+    return bytes(data)
+
+
+def segment() -> bytes:
+    """Return a full segment: rows 8 to 11 of lane 1."""
+    return image(KIND_SEGMENT, SEGMENT_RUNS)
+
+
+def part() -> bytes:
+    """Return a part with rows of lanes 0, 1 and 3."""
+    return image(KIND_PART, PART_RUNS)
+
+
+def buffer_header() -> bytes:
+    """Return the header of a ring of two lanes whose first rows were dropped."""
+    full = "segment-0123456789abcdef-1-8-4-3.seg"
+    open_rows = "segment-0123456789abcdef-part-4.seg"
+    return BufferHeader(
+        ring="replay",
+        schema=SCHEMA.to_record(),
+        capacity=16,
+        num_lanes=2,
+        segment_rows=4,
+        line=f"{LINE:016x}",
+        lanes=(LaneRecord(12, 13, False), LaneRecord(7, 15, True)),
+        extents=(
+            Extent(0, 12, 1, open_rows, 0),
+            Extent(1, 8, 4, full, 0),
+            Extent(1, 12, 3, open_rows, 1),
+        ),
+        dropped=(DroppedRun(1, 7, 1),),
+        sampler={
+            "kind": "pcg64",
+            "state": f"{1 << 100:032x}",
+            "increment": f"{3:032x}",
+            "lost_updates": 2,
+        },
+        mutable_file="mutable.safetensors",
+    ).to_bytes()
+
+
+def manifest() -> bytes:
+    """Return a manifest with a saved, an excluded and a ring component."""
+    ring_files = ("buffer/replay/buffer_header.json", "buffer/replay/segment-a.seg")
+    return Manifest(
+        run_id="5f0c2a",
+        generation=2,
+        sequence=17,
+        line=f"{LINE:016x}",
+        global_step=2345,
+        created_at="2025-03-01T12:00:00+00:00",
+        parent="step-00001000.g0002.s0016",
+        algorithm="dqn",
+        versions={"pyengine": "0.1.0", "python": "3.11.9"},
+        components=(
+            ComponentRecord("policy", "module", "saved", None, ("model/policy.safetensors",), 64),
+            ComponentRecord("envs", "environment", "excluded", "they restart"),
+            ComponentRecord("replay", "ring", "saved", None, ring_files, 24576),
+        ),
+        files=(
+            FileRecord("model/policy.safetensors", 64, "00000000000000aa", "all"),
+            FileRecord(ring_files[0], 512, "00000000000000bb", "all"),
+            FileRecord(ring_files[1], 24576, "00000000000000cc", "segment"),
+        ),
+        metrics={"return": 12.5, "loss": float("inf")},
+        notes={"seed": 3, "why": ["golden", None]},
+    ).to_bytes()
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "segment.seg": segment,
+    "part.seg": part,
+    "buffer_header.json": buffer_header,
+    "manifest.json": manifest,
+}
+
+
+def main() -> int:
+    """Write all files into a directory that does not exist yet."""
+    parser = argparse.ArgumentParser(description=__doc__, usage="%(prog)s DIRECTORY")
+    parser.add_argument("directory", type=Path)
+    directory: Path = parser.parse_args().directory
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        print(f"{directory} exists: golden files of a version never change", file=sys.stderr)
+        return 2
+    for name, make in FILES.items():
+        (directory / name).write_bytes(make())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
