@@ -57,7 +57,7 @@ class RingBinding:
     # --- lifetime ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the memory; later calls raise ClosedError. Arrays handed out stay. Idempotent."""
+        """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid."""
         self._is_closed = True
         storage, self._storage = self._storage, None
         if storage is not None:

@@ -18,6 +18,8 @@ from pyengine._native.ring import BlockFault, NoMemory
 from pyengine.config import SLOT_WAIT_SECONDS
 from pyengine.errors import (
     ConfigError,
+    FieldDtypeError,
+    FieldShapeError,
     ImmutableFieldError,
     PyengineError,
     SharedMemoryError,
@@ -140,6 +142,14 @@ class ReplayBuffer(RingBinding):
         flat = flatten(fields)
         check_names(self.schema, flat)
         first = flat[self._append_names[0]]
+        if np.ndim(first) == 0:
+            name = self._append_names[0]
+            raise FieldShapeError(
+                f"field {name!r}: expected a leading axis of steps, got a scalar",
+                field=name,
+                expected=("steps", *self.schema[name].shape),
+                got=(),
+            )
         steps = len(first)
         self._append(flat, mask, steps=steps, lane=lane)
         if storage.mapped:
@@ -217,6 +227,8 @@ class ReplayBuffer(RingBinding):
 
     def breaks(self, lane: int = 0) -> Refs:
         """Return the ids of the lane's valid rows that start a sequence, in order (int64)."""
+        if not 0 <= lane < self.num_envs:
+            raise ConfigError(f"lane={lane} is not one of the ring's {self.num_envs} lanes")
         tail, total = self._windows()[lane]
         ids = np.arange(tail, total, dtype=np.int64)
         starts = self.gather_field(ids * self.num_envs + lane, START_FIELD)
@@ -234,13 +246,15 @@ class ReplayBuffer(RingBinding):
 
         Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad.
         """
+        if batch_size < 0:
+            raise ConfigError(f"batch_size={batch_size} is negative")
         refs = np.empty(batch_size, np.int64)
         values = self._gather(refs, tuple(self.schema), out, draw=True)
         return self._outputs.batch(values, refs, out, device)
 
     def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows of `refs` (int64, as in `batch.indices`); UnknownRefError outside."""
-        wanted = np.ascontiguousarray(refs, np.int64).reshape(-1)
+        wanted = _as_integers("refs", refs)
         values = self._gather(wanted, tuple(self.schema), out)
         return self._outputs.batch(values, wanted, out, device)
 
@@ -262,7 +276,7 @@ class ReplayBuffer(RingBinding):
 
     def refs_at(self, positions: Any) -> Refs:
         """Return the refs at `positions`, -1 where no valid row is."""
-        wanted = np.ascontiguousarray(positions, np.int64).reshape(-1)
+        wanted = _as_integers("positions", positions)
         found = np.full(len(wanted), -1, np.int64)
         storage = self._usable_storage()
         if storage is not None:
@@ -279,7 +293,7 @@ class ReplayBuffer(RingBinding):
         Values have shape (len(refs), *shape) or are one value for all. ImmutableFieldError for an
         append field, UnknownRefError for a ref never handed out; nothing is changed then.
         """
-        wanted = np.ascontiguousarray(refs, np.int64).reshape(-1)
+        wanted = _as_integers("refs", refs)
         prepared = []
         for name, value in flatten(fields).items():
             field = self._field_exists(name)
@@ -344,3 +358,16 @@ class ReplayBuffer(RingBinding):
                 got=name,
             )
         return self.schema[name]
+
+
+def _as_integers(what: str, values: Any) -> Refs:
+    """Return flat int64 values; FieldDtypeError for floats and flags, which would be rounded."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise FieldDtypeError(
+            f"{what}: expected integers, got {array.dtype}",
+            field=what,
+            expected="int64",
+            got=str(array.dtype),
+        )
+    return np.ascontiguousarray(array, np.int64).reshape(-1)
