@@ -40,7 +40,6 @@ _FOLDERS = {
     "scheduler": "state",
     "scaler": "state",
 }
-KINDS = frozenset(_FOLDERS)
 _IN_METADATA = frozenset({"module", "tensor"})
 _IN_META = frozenset({"counters", "scheduler", "scaler"})
 FIXED_KINDS = frozenset({"module", "tensor", "optimizer", "rng"})

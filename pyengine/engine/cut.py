@@ -31,7 +31,7 @@ from pyengine.format.manifest import ComponentRecord
 from pyengine.format.names import BUFFER
 from pyengine.shm.arena import Arena
 from pyengine.shm.control import DescriptorPlace, EngineControl
-from pyengine.shm.states import SnapshotState, StagingState
+from pyengine.shm.states import StagingState
 
 if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
@@ -198,11 +198,6 @@ class Cutter:
         while self._memories:
             _, (_, memory) = self._memories.popitem()
             memory.close()
-
-    def is_pending(self, slot: StagingSlot, sequence: int) -> bool:
-        """Whether the slot's snapshot was published and is not decided yet."""
-        found, state = slot.entry.snapshot
-        return found == sequence and state in (SnapshotState.PENDING, SnapshotState.COMMITTING)
 
 
 def _with_cuts(

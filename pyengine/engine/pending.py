@@ -129,6 +129,13 @@ class PendingSnapshot:
         self.settle()
         self._entry = None
 
+    def give_up(self) -> None:
+        """Decide a wish that no tick is going to fulfil."""
+        self._error = errors.SnapshotCancelledError(
+            "the engine closed before a tick took the snapshot that was asked for", sequence=0
+        )
+        self._state = SnapshotState.CANCELLED
+
     def take_error(self) -> errors.PyengineError | None:
         """Return the error the first time it is asked for, unless `wait` has raised it before."""
         self.settle()

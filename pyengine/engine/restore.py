@@ -12,7 +12,6 @@ changed: the engine refuses to go on until a restore succeeds.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -25,9 +24,9 @@ from pyengine.catalog import markers
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import open_line
+from pyengine.catalog.snapshot_files import read_files
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, is_replay_segment, read_ring
-from pyengine.engine.snapshot_files import read_files
 from pyengine.engine.tracked import Tracked
 from pyengine.errors import ComponentMismatchError
 from pyengine.events import logger
@@ -243,7 +242,7 @@ def _naming(work: _Work) -> Iterator[None]:
     except BaseException:
         logger.error(
             "%s: an exception interrupted the restore while live objects were being changed",
-            os.path.join(work.info.path),
+            work.info.path,
         )
         raise
 

@@ -90,7 +90,10 @@ class Taker:
             logger.error("%s", error)
 
     def close(self) -> None:
-        """Let go of the staging arenas' memory."""
+        """Let go of the staging arenas' memory; a wish stays unfulfilled."""
+        wish, self._wish = self._wish, None
+        if wish is not None:
+            wish.give_up()
         self._cutter.close()
 
     def _begin(

@@ -70,11 +70,6 @@ class Tracked:
         """Return the components in the order in which they are put back."""
         return sorted(self.components.values(), key=lambda component: component.phase)
 
-    @property
-    def has_environment(self) -> bool:
-        """Whether the state of environments is saved, so that episodes go on after a restore."""
-        return any(component.kind == "environment" for component in self.components.values())
-
     def _check_name(self, name: str) -> None:
         if not is_component_name(name):
             raise ConfigError(f"{name!r} cannot name a tracked object")

@@ -67,7 +67,7 @@ class Loop:
         self._drain_again = False
 
     def run(self) -> bool:
-        """Work until the end; whether everything was finished before the deadline."""
+        """Work until the end; whether every sealed segment and staged snapshot was dealt with."""
         while True:
             self._wait()
             self._receive()
@@ -80,7 +80,7 @@ class Loop:
             if self._ending == Ending.NONE:
                 self._idle_steps()
             elif self._is_done():
-                return True
+                return not self._segments.has_unwritten
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 logger.error("the time to finish is over; leaving unfinished work behind")
                 return False

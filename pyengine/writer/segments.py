@@ -114,6 +114,12 @@ class SegmentWriter:
         return not self._jobs and next(self._waiting(), None) is None
 
     @property
+    def has_unwritten(self) -> bool:
+        """Whether sealed segments are in memory alone: their writes failed, or have not begun."""
+        rings = self._session.rings.values()
+        return any(ring.control.slots_in(SlotState.SEALED) for ring in rings)
+
+    @property
     def rings_in_use(self) -> list[RingView]:
         """Rings that segments under way belong to."""
         return [job.ring for job in self._jobs.values()]
@@ -147,8 +153,13 @@ class SegmentWriter:
         self._failures.clear()
 
     def next_retry_at(self) -> float | None:
-        """Return the monotonic time at which a failed segment is due again, or None."""
-        times = [f.retry_at for f in self._failures.values() if f.attempts >= _ATTEMPTS]
+        """Return the next monotonic time at which a failed segment becomes due again, or None.
+
+        One that is due already has begun, waits for a worker, or left the ring meanwhile: no time
+        changes that.
+        """
+        now = time.monotonic()
+        times = [failure.retry_at for failure in self._failures.values() if failure.retry_at > now]
         return min(times, default=None)
 
     def _count_running(self) -> int:
@@ -187,7 +198,7 @@ class SegmentWriter:
 
     def _publish(self, won: list[tuple[_Job, FileRecordTuple]]) -> None:
         """Give the files their names, one fsync a directory, then WRITTEN -> PERSISTED."""
-        for ring in {job.ring.name: job.ring for job, _ in won}.values():
+        for ring in dict.fromkeys(job.ring for job, _ in won):
             batch = [(job, record) for job, record in won if job.ring is ring]
             try:
                 for job, record in batch:

@@ -122,6 +122,14 @@ def test_the_fate_outlives_the_reuse_of_its_entry(control: EngineControl) -> Non
     assert pending.state == SnapshotState.COMMITTED
 
 
+def test_waiting_for_a_wish_that_no_tick_fulfils_raises() -> None:
+    wish = PendingSnapshot(Watch())
+    wish.give_up()
+    with pytest.raises(errors.SnapshotCancelledError, match="closed before a tick"):
+        wish.wait()
+    assert wish.state == SnapshotState.CANCELLED
+
+
 def test_waiting_for_a_pending_snapshot_of_a_closed_engine_raises(control: EngineControl) -> None:
     pending = begin(Watch(), control.entries[0])
     pending.detach()

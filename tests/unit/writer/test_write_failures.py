@@ -108,6 +108,16 @@ def test_a_segment_that_cannot_be_written_fails_the_snapshot_and_stays(tmp_path:
         assert rows_of(trainer.snapshot(2)) == expected(ring)
 
 
+def test_an_end_with_segments_that_could_not_be_written_is_not_complete(tmp_path: Path) -> None:
+    plan = [{"op": "pwrite", "path": SEGMENT, "action": "error", "times": 0}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        ring = trainer.add_ring()
+        ring.add(ring.segment_rows)
+        trainer.wait_until(lambda: bool(trainer.texts("warning")))
+        assert trainer.close_writer() == 1
+        assert not trainer.wait_for("drained")["complete"]
+
+
 def test_a_newer_claim_stops_the_writer_from_committing(tmp_path: Path) -> None:
     with trainer_on(tmp_path / "run") as trainer:
         trainer.snapshot(1, files={"a": b"1"})
