@@ -15,7 +15,7 @@ from libc.string cimport memset
 from control_block cimport pe_atomic, pe_file, pe_ring_control
 
 from pyengine._native.hashing import function_address
-from pyengine.errors import EmptyRingError, UnknownRefError
+from pyengine.errors import ClosedError, EmptyRingError, ForkedProcessError, UnknownRefError
 
 cdef extern from "hash.h" nogil:
     ctypedef uint64_t (*pe_hash_function)(const void *data, size_t bytes) noexcept
@@ -222,8 +222,10 @@ cdef class RingCore:
         self._dead = True
 
     cdef int _check(self) except -1:
-        if self._dead or not self._open:
-            raise ValueError("the ring is closed or belongs to the process that forked this one")
+        if self._dead:
+            raise ForkedProcessError("the ring belongs to the process that forked this one")
+        if not self._open:
+            raise ClosedError("the ring was closed")
         return 0
 
     # --- locks ------------------------------------------------------------------------------
@@ -358,9 +360,15 @@ cdef class RingCore:
             if given != len(fields):
                 return 0
             if mask is not None:
-                PyObject_GetBuffer(mask, &views[held], PyBUF_C_CONTIGUOUS)
+                if not PyObject_CheckBuffer(mask):
+                    return 0
+                try:
+                    PyObject_GetBuffer(mask, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                except (BufferError, ValueError):
+                    return 0
                 held += 1
-                if views[held - 1].itemsize != 1 or <uint64_t>views[held - 1].len != lanes:
+                if (views[held - 1].ndim != 1 or <uint64_t>views[held - 1].len != lanes
+                        or views[held - 1].format == NULL or views[held - 1].format[0] != b'?'):
                     return 0
                 mask_bytes = <const uint8_t *>views[held - 1].buf
             if bytes_given < RELEASE_GIL_BYTES and pe_ring_try_lock(&self._ring):
@@ -483,6 +491,10 @@ cdef class RingCore:
     @property
     def lost_updates(self):
         return self._ring.lost_updates
+
+    @lost_updates.setter
+    def lost_updates(self, uint64_t value):
+        self._ring.lost_updates = value
 
     @property
     def free_slots(self):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import ImmutableFieldError
+from pyengine.errors import ImmutableFieldError, UnknownRefError
 from pyengine.format.schema import Field
 from pyengine.replay.plan import numpy_dtype
 
@@ -40,10 +40,15 @@ class Column:
 
     def __getitem__(self, index: Any) -> Any:
         first, rest = _split(index)
+        if first is None or first is Ellipsis or np.ndim(first) > 1:
+            return self[:][index]
         positions = np.arange(self.shape[0], dtype=np.int64)[first]
-        rows = self._rows(np.atleast_1d(positions).reshape(-1))
-        shaped = rows.reshape(*np.shape(positions), *self._field.shape)
-        return shaped[(slice(None),) * np.ndim(positions) + rest] if rest else shaped[()]
+        rows = self._rows(np.atleast_1d(positions))
+        # The rows are numbered anew; the rest is NumPy's own indexing.
+        numbers: Any = slice(None)
+        if not isinstance(first, slice):
+            numbers = np.arange(positions.size).reshape(positions.shape)
+        return rows[(numbers, *rest)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self._field.mutable:
@@ -67,11 +72,15 @@ class Column:
         return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
 
     def _rows(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        refs = self._ring.refs_at(positions)
-        found = refs >= 0
         rows = np.zeros((len(positions), *self._field.shape), self.dtype)
-        rows[found] = self._ring.gather_field(np.ascontiguousarray(refs[found]), self.name)
-        return rows
+        while True:
+            refs = self._ring.refs_at(positions)
+            found = refs >= 0
+            try:
+                rows[found] = self._ring.gather_field(refs[found], self.name)
+            except UnknownRefError:  # another thread's rows took their places meanwhile
+                continue
+            return rows
 
 
 def _split(index: Any) -> tuple[Any, tuple[Any, ...]]:

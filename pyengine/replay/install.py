@@ -103,15 +103,22 @@ def install(
             restored += record.total_count - tails[lane]
         sampler = header.sampler
         core.seed_state = (int(sampler["state"], 16), int(sampler["increment"], 16))
+        core.lost_updates = int(sampler.get("lost_updates", 0))
     return restored
 
 
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
     tails = [lane.tail for lane in header.lanes]
+    # Rows that were given up lie nowhere: the window begins after the last of them.
+    for run in header.dropped:
+        tails[run.lane] = max(tails[run.lane], run.first_row + run.row_count)
     if replay_last is None:
         return tails
     per_lane = replay_last // len(tails)
-    return [max(lane.tail, lane.total_count - per_lane) for lane in header.lanes]
+    return [
+        max(tail, lane.total_count - per_lane)
+        for tail, lane in zip(tails, header.lanes, strict=True)
+    ]
 
 
 class _Files:
@@ -216,7 +223,7 @@ def _map_full(
     rows = storage.plan.segment_rows
     mapping, header = opened.get(extent.file)
     file = opened.files[extent.file]
-    run = header.runs[0]
+    run = header.runs[0]  # parse_header refuses a file without one
     is_image = (
         header.kind == KIND_SEGMENT
         and (header.row_capacity, header.row_count) == (rows, rows)

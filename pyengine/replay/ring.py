@@ -7,11 +7,9 @@ sealed segments are persisted as they are, and a snapshot of the rows is a recor
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,34 +18,27 @@ from pyengine._native.ring import BlockFault, NoMemory
 from pyengine.config import SLOT_WAIT_SECONDS
 from pyengine.errors import (
     ConfigError,
+    FieldDtypeError,
+    FieldShapeError,
     ImmutableFieldError,
     PyengineError,
-    RingInUseError,
     SharedMemoryError,
     UnknownFieldError,
 )
-from pyengine.events import logger
-from pyengine.format.buffer_header import BufferHeader, LaneRecord
 from pyengine.format.schema import START_FIELD, FieldLike, Schema
 from pyengine.replay.batch import Batch
+from pyengine.replay.binding import RingBinding
 from pyengine.replay.column import Column
 from pyengine.replay.faults import damage_error, no_memory_error
-from pyengine.replay.install import SegmentFile, check_header, install
 from pyengine.replay.outputs import Outputs
-from pyengine.replay.owner import SlotOwner
-from pyengine.replay.plan import plan_ring
 from pyengine.replay.rows import as_mask, as_rows, check_names, flatten
 from pyengine.replay.storage import Storage
-from pyengine.shm.headroom import headroom
-
-if TYPE_CHECKING:
-    from pyengine._native.control import RingControl
 
 Refs = NDArray[np.int64]
 _WAIT_SLICE_SECONDS = 0.001
 
 
-class ReplayBuffer:
+class ReplayBuffer(RingBinding):
     """A replay buffer of fixed capacity in POSIX shared memory, with or without an engine.
 
     `schema` says what a row is, `capacity` how many rows are kept over all lanes, `num_envs` how
@@ -69,23 +60,13 @@ class ReplayBuffer:
         seed: int | None = None,
         slot_wait: float = SLOT_WAIT_SECONDS,
     ) -> None:
-        self.schema = schema if isinstance(schema, Schema) else Schema(schema)
-        self._plan = plan_ring(self.schema, int(capacity), int(num_envs))
-        self.capacity = self._plan.capacity
-        self.num_envs = self._plan.num_lanes
+        super().__init__(schema, capacity, num_envs, seed)
         self.slot_wait = slot_wait
         self.wait_count = 0
         self.wait_seconds = 0.0
         self._append_names = tuple(n for n, field in self.schema.items() if not field.mutable)
         self._mutable_names = tuple(self.schema.mutable_fields)
         self._outputs = Outputs(self.schema)
-        self._label = "replay"
-        self._line = 0
-        self._owner: SlotOwner | None = None
-        self._storage: Storage | None = None
-        self._making = threading.Lock()
-        self._seed_state = _pcg64_state(seed)
-        self._is_closed = False
 
     # --- size -------------------------------------------------------------------------------
 
@@ -109,7 +90,8 @@ class ReplayBuffer:
         return self._per_lane([total % rows for _, total in self._windows()])
 
     def __repr__(self) -> str:
-        size = f"{len(self)}/{self.capacity} rows, {self.num_envs} lanes"
+        held = "closed" if self._is_closed or self._is_forked else str(len(self))
+        size = f"{held}/{self.capacity} rows, {self.num_envs} lanes"
         return f"ReplayBuffer({size}, {self.schema!r})"
 
     # --- append -----------------------------------------------------------------------------
@@ -160,6 +142,14 @@ class ReplayBuffer:
         flat = flatten(fields)
         check_names(self.schema, flat)
         first = flat[self._append_names[0]]
+        if np.ndim(first) == 0:
+            name = self._append_names[0]
+            raise FieldShapeError(
+                f"field {name!r}: expected a leading axis of steps, got a scalar",
+                field=name,
+                expected=("steps", *self.schema[name].shape),
+                got=(),
+            )
         steps = len(first)
         self._append(flat, mask, steps=steps, lane=lane)
         if storage.mapped:
@@ -237,6 +227,8 @@ class ReplayBuffer:
 
     def breaks(self, lane: int = 0) -> Refs:
         """Return the ids of the lane's valid rows that start a sequence, in order (int64)."""
+        if not 0 <= lane < self.num_envs:
+            raise ConfigError(f"lane={lane} is not one of the ring's {self.num_envs} lanes")
         tail, total = self._windows()[lane]
         ids = np.arange(tail, total, dtype=np.int64)
         starts = self.gather_field(ids * self.num_envs + lane, START_FIELD)
@@ -254,13 +246,15 @@ class ReplayBuffer:
 
         Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad.
         """
+        if batch_size < 0:
+            raise ConfigError(f"batch_size={batch_size} is negative")
         refs = np.empty(batch_size, np.int64)
         values = self._gather(refs, tuple(self.schema), out, draw=True)
         return self._outputs.batch(values, refs, out, device)
 
     def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows of `refs` (int64, as in `batch.indices`); UnknownRefError outside."""
-        wanted = np.ascontiguousarray(refs, np.int64).reshape(-1)
+        wanted = _as_integers("refs", refs)
         values = self._gather(wanted, tuple(self.schema), out)
         return self._outputs.batch(values, wanted, out, device)
 
@@ -282,10 +276,11 @@ class ReplayBuffer:
 
     def refs_at(self, positions: Any) -> Refs:
         """Return the refs at `positions`, -1 where no valid row is."""
-        wanted = np.ascontiguousarray(positions, np.int64).reshape(-1)
+        wanted = _as_integers("positions", positions)
         found = np.full(len(wanted), -1, np.int64)
-        if self._storage is not None:
-            self._storage.core.refs_at(wanted, found)
+        storage = self._usable_storage()
+        if storage is not None:
+            storage.core.refs_at(wanted, found)
         return found
 
     def column(self, name: str) -> Column:
@@ -298,7 +293,7 @@ class ReplayBuffer:
         Values have shape (len(refs), *shape) or are one value for all. ImmutableFieldError for an
         append field, UnknownRefError for a ref never handed out; nothing is changed then.
         """
-        wanted = np.ascontiguousarray(refs, np.int64).reshape(-1)
+        wanted = _as_integers("refs", refs)
         prepared = []
         for name, value in flatten(fields).items():
             field = self._field_exists(name)
@@ -325,7 +320,8 @@ class ReplayBuffer:
     @property
     def lost_updates(self) -> int:
         """How many updates came after their row had left the window."""
-        return 0 if self._storage is None else self._storage.core.lost_updates
+        storage = self._usable_storage()
+        return 0 if storage is None else storage.core.lost_updates
 
     def gather_field(self, refs: Refs, name: str) -> NDArray[Any]:
         """Return one field of the rows of `refs`, shape (len(refs), *shape)."""
@@ -344,40 +340,11 @@ class ReplayBuffer:
 
     # --- lifetime ---------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Free the memory. Arrays handed out stay valid. Idempotent."""
-        self._is_closed = True
-        storage, self._storage = self._storage, None
-        if storage is not None:
-            storage.close()
-
     def __enter__(self) -> ReplayBuffer:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _make_storage(self) -> Storage:
-        with self._making:
-            if self._is_closed:
-                raise ConfigError("the ring was closed")
-            if self._storage is None:
-                storage = Storage(self._plan, label=self._label, line=self._line)
-                storage.core.seed_state = self._seed_state
-                self._storage = storage
-            return self._storage
-
-    def _windows(self) -> list[tuple[int, int]]:
-        storage = self._storage
-        if storage is None:
-            return [(0, 0)] * self.num_envs
-        control = storage.control
-        # The tail is stored before the count, so that it must be read after it.
-        windows = []
-        for lane in range(self.num_envs):
-            total = control.total_count(lane)
-            windows.append((min(control.tail(lane), total), total))
-        return windows
 
     def _per_lane(self, values: list[int]) -> Any:
         return values[0] if self.num_envs == 1 else np.asarray(values, np.int64)
@@ -392,147 +359,15 @@ class ReplayBuffer:
             )
         return self.schema[name]
 
-    # --- the engine's side --------------------------------------------------------------------
 
-    def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
-        """Let an engine persist this ring under `label`. RingInUseError for a second engine.
-
-        Compares the whole ring with the shared memory that is left: a warning that names the row at
-        which it will end, or SharedMemoryError with `strict`.
-        """
-        if self._owner is not None and self._owner is not owner:
-            raise RingInUseError(
-                f"the ring {label!r} is already tracked by another engine; one ring has one engine"
-            )
-        if self._storage is None:
-            self._check_headroom(label, strict)
-        self._owner = owner
-        self._label = label
-        self.set_line(line)
-
-    def unbind(self, owner: SlotOwner) -> None:
-        """End the engine's interest; pending snapshots no longer hold the ring."""
-        if self._owner is owner:
-            self._owner = None
-            if self._storage is not None:
-                self._storage.core.drop_holds()
-
-    def set_line(self, line: int) -> None:
-        """Set the line that new segments are written under."""
-        self._line = line
-        if self._storage is not None:
-            self._storage.control.line = line
-
-    @property
-    def storage(self) -> Storage | None:
-        """Arena, control block and seal event, once rows exist or a restore made them."""
-        return self._storage
-
-    @property
-    def control(self) -> RingControl | None:
-        """The control block, once there is one."""
-        return None if self._storage is None else self._storage.control
-
-    @contextmanager
-    def freeze(self) -> Iterator[None]:
-        """Hold off appends, updates and gathers of all threads while the cut is taken."""
-        storage = self._storage or self._make_storage()
-        storage.core.lock()
-        try:
-            yield
-        finally:
-            storage.core.unlock()
-
-    def cut(self, words: Any, offset: int, sequence: int) -> tuple[LaneRecord, ...]:
-        """Inside `freeze`: record the lanes' windows, and hold their segments for a snapshot.
-
-        The hold lasts while the word at byte `offset` of `words` is (sequence, PENDING or
-        COMMITTING).
-        """
-        storage = self._storage or self._make_storage()
-        storage.core.hold(words, offset, sequence)
-        return tuple(
-            LaneRecord(tail, total, storage.control.break_pending(lane))
-            for lane, (tail, total) in enumerate(self._windows())
+def _as_integers(what: str, values: Any) -> Refs:
+    """Return flat int64 values; FieldDtypeError for floats and flags, which would be rounded."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise FieldDtypeError(
+            f"{what}: expected integers, got {array.dtype}",
+            field=what,
+            expected="int64",
+            got=str(array.dtype),
         )
-
-    def mutable_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the live mutable fields, (capacity, *shape) by position; copy inside `freeze`."""
-        return (self._storage or self._make_storage()).mutable_arrays()
-
-    def header_record(self) -> dict[str, Any]:
-        """Return what a buffer header says of the ring besides its rows; JSON values."""
-        storage = self._storage or self._make_storage()
-        state, increment = storage.core.seed_state
-        return {
-            "schema": self.schema.to_record(),
-            "capacity": self.capacity,
-            "num_lanes": self.num_envs,
-            "segment_rows": self._plan.segment_rows,
-            "sampler": {
-                "kind": "pcg64",
-                "state": f"{state:032x}",
-                "increment": f"{increment:032x}",
-                "lost_updates": storage.core.lost_updates,
-            },
-        }
-
-    def check_restorable(self, header: BufferHeader) -> None:
-        """Raise StateMismatchError unless the saved ring fits this one."""
-        check_header(self._plan, header, self._label)
-
-    def install(
-        self,
-        header: BufferHeader,
-        files: Mapping[str, SegmentFile],
-        mutable: Mapping[str, NDArray[Any]],
-        *,
-        eager: bool = False,
-        replay_last: int | None = None,
-        keep_breaks: bool = False,
-    ) -> int:
-        """Replace the ring's contents by a snapshot's; return the number of rows.
-
-        `files` gives each file of the header's extents. Full segments are mapped where they lie;
-        only rows of open segments are copied. `eager` verifies every block first. `replay_last`
-        keeps at most so many of the newest rows. A break is set at each lane's total_count unless
-        `keep_breaks` (the environments were restored too). On error the ring is as it was.
-        """
-        self.check_restorable(header)
-        storage = Storage(self._plan, label=self._label, line=self._line)
-        try:
-            rows = install(
-                storage,
-                header,
-                files,
-                mutable,
-                eager=eager,
-                replay_last=replay_last,
-                keep_breaks=keep_breaks,
-            )
-        except BaseException:
-            storage.close()
-            raise
-        with self._making:
-            former, self._storage = self._storage, storage
-        if former is not None:
-            former.close()
-        return rows
-
-    def _check_headroom(self, label: str, strict: bool) -> None:
-        free, needed = headroom(), self._plan.arena_bytes
-        if needed <= free:
-            return
-        row = max(0, free * self.capacity // needed)
-        message = (
-            f"{label}: the whole ring takes {needed >> 20} MiB of shared memory, {free >> 20} MiB "
-            f"are free: memory will end at about row {row} of {self.capacity}"
-        )
-        if strict:
-            raise SharedMemoryError(message, needed_bytes=needed, free_bytes=free)
-        logger.warning("%s", message)
-
-
-def _pcg64_state(seed: int | None) -> tuple[int, int]:
-    state = np.random.PCG64(seed).state["state"]
-    return int(state["state"]), int(state["inc"])
+    return np.ascontiguousarray(array, np.int64).reshape(-1)

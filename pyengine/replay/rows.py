@@ -119,7 +119,9 @@ def _to_numpy(value: Any, field: Field) -> tuple[Array, bool]:
         if str(tensor.dtype) == "torch.bfloat16":
             import torch
 
-            return tensor.contiguous().view(torch.uint16).numpy(), field.dtype == "bfloat16"
+            if field.dtype != "bfloat16":  # its bits would be taken for integers
+                return tensor.to(torch.float32).numpy(), False
+            return tensor.contiguous().view(torch.uint16).numpy(), True
         return tensor.numpy(), False
     array = np.asarray(value)
     return array, field.dtype == "bfloat16" and array.dtype == np.uint16

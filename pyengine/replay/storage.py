@@ -37,6 +37,7 @@ class Storage:
         self.mapped: dict[tuple[int, int], MemoryMapping] = {}
         self.paths: dict[tuple[int, int], str] = {}
         self._closing = threading.Event()
+        self._reserving: threading.Thread | None = None
         self.arena = Arena.create(plan.arena_bytes, label)
         self.seal_event = -1
         try:
@@ -107,8 +108,14 @@ class Storage:
             self.paths.pop(key, None)
 
     def close(self) -> None:
-        """Let go of memory, descriptors and mapped files. Idempotent."""
+        """Let go of memory, descriptors and mapped files. Idempotent.
+
+        Waits for the reserving thread, which may be within one slot's fallocate.
+        """
         self._closing.set()
+        if self._reserving is not None and self._reserving is not threading.current_thread():
+            self._reserving.join()
+            self._reserving = None
         for name in ("core", "control"):
             part = getattr(self, name, None)
             if isinstance(part, RingCore):
@@ -129,19 +136,20 @@ class Storage:
 
     def _after_fork_in_child(self) -> None:
         self.core.disarm()
+        self._reserving = None  # threads are not inherited
         os.close(self.seal_event)
         self.seal_event = -1
 
     def _start_reserving(self) -> None:
         """Give slots memory ahead of the head: page faults cost more than the copies into them."""
         ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
-        thread = threading.Thread(
+        self._reserving = threading.Thread(
             target=_reserve_ahead,
             args=(weakref.ref(self.core), self._closing, ahead),
             name="pyengine-reserve",
             daemon=True,
         )
-        thread.start()
+        self._reserving.start()
 
 
 def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead: int) -> None:

@@ -1,7 +1,7 @@
 """Arenas: regions of POSIX shared memory that live by descriptors and mappings only.
 
-An arena is unlinked the moment it is made. No name is left that could leak, no stranger can attach,
-and the kernel frees the memory when the last process that holds the descriptor or a mapping is
+An arena has no name from the moment it is made. Nothing can leak, no stranger can attach, and the
+kernel frees the memory when the last process that holds the descriptor or a mapping is
 gone. Where /dev/shm cannot hold the region a memfd serves the same way.
 
 Arenas are sparse: `reserve` gives a range memory before it is touched, so that exhaustion is a
@@ -52,7 +52,7 @@ class Arena:
     def create(cls, size_bytes: int, label: str) -> Arena:
         """Make a zeroed sparse region of `size_bytes`; `label` names it in error messages.
 
-        Mode 0600, unlinked on return. Reserves nothing. Raises SharedMemoryError.
+        Mode 0600, without a name. Reserves nothing. Raises SharedMemoryError.
         """
         try:
             fd, is_memfd = _open_unlinked(size_bytes, label)
@@ -149,22 +149,27 @@ class Arena:
 
 
 def _open_unlinked(size_bytes: int, label: str) -> tuple[int, bool]:
+    """Return a descriptor of a fresh region without a name, and whether it is a memfd."""
     if size_bytes <= _shm_free_bytes():
-        try:
-            return _open_posix(size_bytes), False
-        except OSError:
-            # Not writable, or full by now: a memfd needs no mount.
-            pass
+        for make in (_open_nameless, _open_posix):
+            with contextlib.suppress(OSError):
+                return _sized(make(), size_bytes), False
+    # /dev/shm is too small, not there, or not ours to write: a memfd needs no mount.
     fd = os.memfd_create(f"pyengine-{label}"[:200], os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, size_bytes)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, True
+    return _sized(fd, size_bytes), True
 
 
-def _open_posix(size_bytes: int) -> int:
+def _open_nameless() -> int:
+    """Make a file in /dev/shm that never has a name.
+
+    shm_open and unlink leave an empty name behind where SIGKILL hits between them; a test that
+    kills at random moments met it (2026-11-30).
+    """
+    return os.open(SHM_DIRECTORY, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _open_posix() -> int:
+    """The same by shm_open, for kernels and sandboxes without O_TMPFILE there."""
     import posix_ipc
 
     name = f"/pyengine-{secrets.token_hex(12)}"
@@ -174,14 +179,19 @@ def _open_posix(size_bytes: int) -> int:
             memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0)
         except posix_ipc.Error as error:
             raise OSError(errno.EACCES, str(error)) from error
-        try:
-            posix_ipc.unlink_shared_memory(name)
-            fd: int = memory.fd
-            os.set_inheritable(fd, False)
-            os.ftruncate(fd, size_bytes)
-        except BaseException:
-            os.close(memory.fd)
-            raise
+        posix_ipc.unlink_shared_memory(name)
+    fd: int = memory.fd
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _sized(fd: int, size_bytes: int) -> int:
+    """Give the region its size; close it where that fails."""
+    try:
+        os.ftruncate(fd, size_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -19,6 +19,7 @@ from pyengine.shm.states import SlotState
 from pyengine.writer.parts import OpenRows
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.segments import SegmentWriter
+from pyengine.writer.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ def pieces_of(cut: RingCut, segment_rows: int) -> list[Piece]:
 class PieceFinder:
     """Finds the files of one ring's cut, and waits for those that are on their way."""
 
-    def __init__(self, ring: RingView, cut: RingCut, segments: SegmentWriter) -> None:
+    def __init__(
+        self, session: Session, ring: RingView, cut: RingCut, segments: SegmentWriter
+    ) -> None:
+        self._session = session
         self._ring = ring
         self._segments = segments
         self._waiting = pieces_of(cut, ring.segment_rows)
@@ -74,6 +78,10 @@ class PieceFinder:
         """
         # Every piece once over: the sealed ones have been started long ago, or start now.
         while self._waiting:
+            if self._session.rings.get(self._ring.name) is not self._ring:
+                raise SnapshotFailedError(
+                    f"ring {self._ring.name} was replaced by a restore before its rows were written"
+                )
             self._waiting = [piece for piece in self._waiting if not self._resolve(piece)]
             if self._waiting:
                 yield

@@ -67,7 +67,7 @@ class SnapshotFiles:
         self._directories: set[str] = set()
         self._tasks: list[Future[Any]] = []
         self._rings = [
-            _Ring(ring, cut, PieceFinder(ring, cut, segments))
+            _Ring(ring, cut, PieceFinder(session, ring, cut, segments))
             for cut in descriptor.rings
             for ring in [_ring(session, cut.name)]
         ]

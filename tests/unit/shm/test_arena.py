@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -34,6 +35,33 @@ def test_an_arena_has_no_name_from_the_start() -> None:
         assert names_in_shm() == before
         assert os.fstat(arena.fd).st_nlink == 0
         assert not os.get_inheritable(arena.fd)
+
+
+def test_an_arena_lies_in_dev_shm_and_never_had_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name(*_: object, **__: object) -> None:
+        raise AssertionError("a name was made")
+
+    monkeypatch.setattr("posix_ipc.SharedMemory", no_name)
+    with Arena.create(4096, "test") as arena:
+        assert not arena.is_memfd
+        assert os.readlink(f"/proc/self/fd/{arena.fd}").startswith("/dev/shm/")
+        assert os.fstat(arena.fd).st_mode & 0o777 == 0o600
+
+
+def test_without_nameless_files_the_name_is_unlinked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> int:
+        raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+
+    monkeypatch.setattr(arena_module, "_open_nameless", refused)
+    before = names_in_shm()
+    with Arena.create(4096, "test") as arena:
+        assert names_in_shm() == before
+        assert not arena.is_memfd
+        assert os.fstat(arena.fd).st_nlink == 0
+        assert not os.get_inheritable(arena.fd)
+        assert os.fstat(arena.fd).st_mode & 0o777 == 0o600
 
 
 def test_two_mappings_of_one_arena_share_their_bytes() -> None:
@@ -129,5 +157,5 @@ def test_a_forked_child_holds_neither_descriptor_nor_mapping() -> None:
 
 def test_signals_are_served_again_after_an_arena_was_made() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    Arena.create(4096, "test").close()
+    os.close(arena_module._open_posix())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before

@@ -94,6 +94,24 @@ def test_persisted_rows_that_age_out_during_a_snapshot_are_in_it(tmp_path: Path)
         assert rows_of(staged.committed()) == expected(ring, windows)
 
 
+def test_a_snapshot_of_a_ring_that_was_replaced_fails_and_the_new_ring_works(
+    tmp_path: Path,
+) -> None:
+    plan = [{"op": "fsync", "path": SEGMENT, "action": "stop"}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        former = trainer.add_ring()
+        former.add(5 * former.segment_rows)
+        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        staged = trainer.stage(1)
+        ring = trainer.add_ring()
+        ring.add(40)
+        trainer.process.send_signal(18)
+        assert staged.wait() == SnapshotState.FAILED
+        assert "replaced" in (staged.entry.error or {})["message"]
+        assert rows_of(trainer.snapshot(2)) == expected(ring)
+        former.close()
+
+
 def stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"

@@ -1,0 +1,255 @@
+"""The memory of a ring and the engine's side of it: bind, cut, header, install.
+
+Everything a ring is besides rows going in and out. Storage is made at the first append or by a
+restore; a closed or forked ring has none, so that the append and sample paths need no check.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError, SharedMemoryError
+from pyengine.events import logger
+from pyengine.format.buffer_header import BufferHeader, LaneRecord
+from pyengine.format.schema import FieldLike, Schema
+from pyengine.fs.forking import register_for_child
+from pyengine.replay.install import SegmentFile, check_header, install
+from pyengine.replay.owner import SlotOwner
+from pyengine.replay.plan import plan_ring
+from pyengine.replay.storage import Storage
+from pyengine.shm.headroom import headroom
+
+if TYPE_CHECKING:
+    from pyengine._native.control import RingControl
+
+
+class RingBinding:
+    """Base of ReplayBuffer: owns the storage, and is what an engine talks to."""
+
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, FieldLike],
+        capacity: int,
+        num_lanes: int,
+        seed: int | None,
+    ) -> None:
+        self.schema = schema if isinstance(schema, Schema) else Schema(schema)
+        self._plan = plan_ring(self.schema, int(capacity), int(num_lanes))
+        self.capacity = self._plan.capacity
+        self.num_envs = self._plan.num_lanes
+        self._label = "replay"
+        self._line = 0
+        self._owner: SlotOwner | None = None
+        self._storage: Storage | None = None
+        self._making = threading.Lock()
+        self._seed_state = _pcg64_state(seed)
+        self._is_closed = False
+        self._is_forked = False
+        self._parents_storage: Storage | None = None
+        register_for_child(self)
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid."""
+        self._is_closed = True
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            storage.close()
+
+    def _after_fork_in_child(self) -> None:
+        # Kept, not closed: its memory is not mapped here.
+        self._parents_storage, self._storage = self._storage, None
+        self._is_forked = True
+        self._owner = None
+        self._making = threading.Lock()
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the ring was closed")
+        if self._is_forked:
+            raise ForkedProcessError(
+                "the ring belongs to the process that made it; a forked child has to send its rows "
+                "there"
+            )
+
+    def _usable_storage(self) -> Storage | None:
+        """Return the storage, None before there is one; ClosedError, ForkedProcessError."""
+        storage = self._storage
+        if storage is None:
+            self._check_usable()
+        return storage
+
+    def _make_storage(self) -> Storage:
+        with self._making:
+            self._check_usable()
+            if self._storage is None:
+                storage = Storage(self._plan, label=self._label, line=self._line)
+                storage.core.seed_state = self._seed_state
+                self._storage = storage
+            return self._storage
+
+    def _windows(self) -> list[tuple[int, int]]:
+        storage = self._usable_storage()
+        if storage is None:
+            return [(0, 0)] * self.num_envs
+        control = storage.control
+        # The tail is stored before the count, so that it must be read after it.
+        windows = []
+        for lane in range(self.num_envs):
+            total = control.total_count(lane)
+            windows.append((min(control.tail(lane), total), total))
+        return windows
+
+    # --- the engine's side --------------------------------------------------------------------
+
+    def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
+        """Let an engine persist this ring under `label`. RingInUseError for a second engine.
+
+        Compares the whole ring with the shared memory that is left: a warning that names the row at
+        which it will end, or SharedMemoryError with `strict`.
+        """
+        self._check_usable()
+        if self._owner is not None and self._owner is not owner:
+            raise RingInUseError(
+                f"the ring {label!r} is already tracked by another engine; one ring has one engine"
+            )
+        if self._storage is None:
+            self._check_headroom(label, strict)
+        self._owner = owner
+        self._label = label
+        self.set_line(line)
+
+    def unbind(self, owner: SlotOwner) -> None:
+        """End the engine's interest; pending snapshots no longer hold the ring."""
+        if self._owner is owner:
+            self._owner = None
+            if self._storage is not None:
+                self._storage.core.drop_holds()
+
+    def set_line(self, line: int) -> None:
+        """Set the line that new segments are written under."""
+        self._line = line
+        if self._storage is not None:
+            self._storage.control.line = line
+
+    @property
+    def storage(self) -> Storage | None:
+        """Arena, control block and seal event, once rows exist or a restore made them."""
+        return self._storage
+
+    @property
+    def control(self) -> RingControl | None:
+        """The control block, once there is one."""
+        return None if self._storage is None else self._storage.control
+
+    @contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Hold off appends, updates and gathers of all threads while the cut is taken."""
+        storage = self._storage or self._make_storage()
+        storage.core.lock()
+        try:
+            yield
+        finally:
+            storage.core.unlock()
+
+    def cut(self, words: Any, offset: int, sequence: int) -> tuple[LaneRecord, ...]:
+        """Inside `freeze`: record the lanes' windows, and hold their segments for a snapshot.
+
+        The hold lasts while the word at byte `offset` of `words` is (sequence, PENDING or
+        COMMITTING).
+        """
+        storage = self._storage or self._make_storage()
+        storage.core.hold(words, offset, sequence)
+        return tuple(
+            LaneRecord(tail, total, storage.control.break_pending(lane))
+            for lane, (tail, total) in enumerate(self._windows())
+        )
+
+    def mutable_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the live mutable fields, (capacity, *shape) by position; copy inside `freeze`."""
+        return (self._storage or self._make_storage()).mutable_arrays()
+
+    def header_record(self) -> dict[str, Any]:
+        """Return what a buffer header says of the ring besides its rows; JSON values."""
+        storage = self._storage or self._make_storage()
+        state, increment = storage.core.seed_state
+        return {
+            "schema": self.schema.to_record(),
+            "capacity": self.capacity,
+            "num_lanes": self.num_envs,
+            "segment_rows": self._plan.segment_rows,
+            "sampler": {
+                "kind": "pcg64",
+                "state": f"{state:032x}",
+                "increment": f"{increment:032x}",
+                "lost_updates": storage.core.lost_updates,
+            },
+        }
+
+    def check_restorable(self, header: BufferHeader) -> None:
+        """Raise StateMismatchError unless the saved ring fits this one."""
+        check_header(self._plan, header, self._label)
+
+    def install(
+        self,
+        header: BufferHeader,
+        files: Mapping[str, SegmentFile],
+        mutable: Mapping[str, NDArray[Any]],
+        *,
+        eager: bool = False,
+        replay_last: int | None = None,
+        keep_breaks: bool = False,
+    ) -> int:
+        """Replace the ring's contents by a snapshot's; return the number of rows.
+
+        `files` gives each file of the header's extents. Full segments are mapped where they lie;
+        only rows of open segments are copied. `eager` verifies every block first. `replay_last`
+        keeps at most so many of the newest rows. A break is set at each lane's total_count unless
+        `keep_breaks` (the environments were restored too). On error the ring is as it was.
+        """
+        self._check_usable()
+        self.check_restorable(header)
+        storage = Storage(self._plan, label=self._label, line=self._line)
+        try:
+            rows = install(
+                storage,
+                header,
+                files,
+                mutable,
+                eager=eager,
+                replay_last=replay_last,
+                keep_breaks=keep_breaks,
+            )
+        except BaseException:
+            storage.close()
+            raise
+        with self._making:
+            former, self._storage = self._storage, storage
+        if former is not None:
+            former.close()
+        return rows
+
+    def _check_headroom(self, label: str, strict: bool) -> None:
+        free, needed = headroom(), self._plan.arena_bytes
+        if needed <= free:
+            return
+        row = max(0, free * self.capacity // needed)
+        message = (
+            f"{label}: the whole ring takes {needed >> 20} MiB of shared memory, {free >> 20} MiB "
+            f"are free: memory will end at about row {row} of {self.capacity}"
+        )
+        if strict:
+            raise SharedMemoryError(message, needed_bytes=needed, free_bytes=free)
+        logger.warning("%s", message)
+
+
+def _pcg64_state(seed: int | None) -> tuple[int, int]:
+    state = np.random.PCG64(seed).state["state"]
+    return int(state["state"]), int(state["inc"])
