@@ -36,6 +36,9 @@ BUDGET_SECONDS = 600
 STARTS_AND_REPORT_SECONDS = 45
 """Time for the imports of six processes, the restores, the digests and the picture."""
 
+SLACK = 1.2
+"""Above the median: slow steps happen, but one burst of other work must not shrink the demo."""
+
 DISK_BYTES = 6 << 30
 
 
@@ -155,8 +158,8 @@ def measure(directory: Path, progress: Progress) -> tuple[float, float]:
     tick = Ticker(progress, "measuring this machine", plan.steps)
     (life,) = play_arm("pickle", directory, options, tick).lives
     learning = ~np.isnan(life["loss"])
-    play = float(np.mean(life["step_ns"][~learning])) / 1e9
-    return play, float(np.mean(life["step_ns"][learning])) / 1e9 - play
+    play = SLACK * float(np.median(life["step_ns"][~learning])) / 1e9
+    return play, SLACK * float(np.median(life["step_ns"][learning])) / 1e9 - play
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -79,6 +79,8 @@ class TimedEngine:
         pending = self._engine.tick(step)
         self.tick_ns = time.perf_counter_ns() - begin
         self.started = bool(pending)
+        if self.started:
+            self._log.event("saving", written=written_bytes())
         if hasattr(pending, "is_done"):
             self._pending.append(pending)
 
@@ -173,12 +175,11 @@ def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> N
 
 def finish(options: argparse.Namespace, ring: TimedRing, engine: TimedEngine, log: ArmLog) -> None:
     """Train to the end and say what came out."""
-    before = written_bytes()
     dqn_atari.train(options, ring, engine, on_step=Recorder(ring, engine, log))
     engine.wait_for_pending()
     log.event(
         "finished",
-        written=written_bytes() - before,
+        written=written_bytes(),
         state_bytes=state_bytes(engine.tracked),
         digests=digests(engine.tracked),
     )

@@ -165,10 +165,11 @@ def _median(values: NDArray[np.float64]) -> str:
 
 def _written(arm: Arm, outcome: Outcome) -> str:
     """Bytes handed to write(), against the rows and the learner states that were new."""
-    finished = arm.events[-1]["finished"]
-    steps = arm.lives[-1]
-    new = len(steps) * outcome.row_bytes + int(steps["started"].sum()) * finished["state_bytes"]
-    return f"{finished['written'] / 1e6:,.0f} / {new / 1e6:,.0f}"
+    last = [life.get("finished") or life["saving"] for life in arm.events]
+    written = sum(event["written"] for event in last)
+    steps, state = arm.all_steps, arm.events[-1]["finished"]["state_bytes"]
+    new = len(steps) * outcome.row_bytes + int(steps["started"].sum()) * state
+    return f"{written / 1e6:,.0f} / {new / 1e6:,.0f}"
 
 
 def _redone(arm: Arm) -> str:
