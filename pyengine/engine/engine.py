@@ -206,6 +206,7 @@ class SnapshotEngine:
         """
         session = self._live()
         _check_choice("replay", replay, ("exact", "skip"))
+        replay_last = None if replay_last is None else operator.index(replay_last)
         if replay_last is not None and replay_last < 0:
             raise errors.ConfigError(f"replay_last={replay_last} must not be negative")
         options = RestoreOptions(eager, replay, replay_last, tuple(allow))

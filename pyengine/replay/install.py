@@ -97,6 +97,9 @@ def install(
         for name, array in storage.mutable_arrays().items():
             array[...] = mutable[name]
         for lane, record in enumerate(header.lanes):
+            if tails[lane] == record.total_count and record.total_count % rows:
+                # No extent names the segment that the next row goes into.
+                core.open_segment(lane, record.total_count // rows)
             core.set_lane(
                 lane, tails[lane], record.total_count, record.break_pending or not keep_breaks
             )

@@ -399,3 +399,34 @@ def test_a_restored_run_may_lose_the_snapshot_that_it_came_from(
         training.track(engine)
         engine.restore(eager=True)
         assert training.digest() == expected
+
+
+@pytest.mark.parametrize("replay_last", [0, 1])
+def test_a_ring_restored_without_rows_in_mid_segment_takes_rows_again(
+    saved: tuple[Path, dict[str, str]], replay_last: int
+) -> None:
+    """Restored, saved and restored while empty, then filled until it wraps."""
+    run_dir, _ = saved
+    for step in (20, 21):
+        training = Training()
+        assert int(training.ring.total_count[0]) == 0
+        with pyengine.SnapshotEngine(run_dir) as engine:
+            training.track(engine)
+            report = engine.restore(replay_last=replay_last)
+            assert (report.rows, len(training.ring)) == (0, 0)
+            assert training.ring.total_count.tolist() == [20] * training.ring.num_envs
+            engine.snapshot(step).wait(60)
+    for count in (3, 40):
+        training = Training()
+        with pyengine.SnapshotEngine(run_dir) as engine:
+            training.track(engine)
+            engine.restore(eager=count == 40)
+            first = int(training.ring.total_count[0])
+            for number in range(first, first + count):
+                training.insert(number)
+            engine.snapshot(first + count).wait(60)
+            rows = training.ring[training.ring.refs()]
+            kept = min(first + count - 20, training.ring.capacity // training.ring.num_envs)
+            assert rows["number"][-1] == first + count - 1
+            assert len(rows["number"]) == kept * training.ring.num_envs
+            assert np.array_equal(rows["check"], rows["number"] * 3 + 1)
