@@ -79,6 +79,7 @@ class SnapshotJob:
             logger.info("snapshot %s was cancelled", self.name)
             self._session.tell("cancelled", sequence=sequence)
         except Exception as error:
+            # The edge of a job: one snapshot may fail, the writer and the others go on.
             if not isinstance(error, (OSError, PyengineError)):
                 logger.exception("unexpected error in snapshot %s", self.name)
             self._fail(error)

@@ -199,3 +199,30 @@ def committed(run_dir: Any) -> list[str]:
     from pyengine.catalog.scan import scan_snapshots
 
     return [info.name for info in scan_snapshots(os.fspath(run_dir)).snapshots]
+
+
+def interrupted_at(line: int, call: Any) -> tuple[bool, Any]:
+    """Call `call` and raise KeyboardInterrupt before the n-th line of ours that this thread runs.
+
+    Return (whether that line was reached, the result or None).
+    """
+    left = line
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if "/pyengine/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return False, call()
+    except KeyboardInterrupt:
+        return True, None
+    finally:
+        sys.settrace(None)

@@ -6,43 +6,15 @@ import gc
 import itertools
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from processes import leftovers
+from processes import interrupted_at, leftovers
 from program import LANES, Training
 
 import pyengine
 from pyengine.catalog.verify import verify_snapshot
-
-
-def interrupted_at(line: int, call: Any) -> bool:
-    """Call `call`, raise KeyboardInterrupt before the n-th line of ours that this thread runs;
-    whether that line was reached."""
-    left = line
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if "/pyengine/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 def check_rows(training: Training, numbers: list[int]) -> None:
@@ -65,7 +37,7 @@ def test_an_insert_interrupted_at_any_line_is_whole_or_absent(tmp_path: Path) ->
             line += 1
             number = len(numbers)
             before = int(training.ring.total_count[0])
-            reached = interrupted_at(line, lambda n=number: training.insert(n))
+            reached, _ = interrupted_at(line, lambda n=number: training.insert(n))
             if int(training.ring.total_count[0]) > before:
                 numbers.append(number)
             check_rows(training, numbers)
@@ -84,7 +56,8 @@ def test_a_snapshot_interrupted_at_any_line_is_whole_or_absent(tmp_path: Path) -
         for line in itertools.count(1, 3):
             training.step(line)
             digests[line] = training.digest()
-            if not interrupted_at(line, lambda n=line: engine.snapshot(n)):
+            reached, _ = interrupted_at(line, lambda n=line: engine.snapshot(n))
+            if not reached:
                 break
             training.insert(line)  # no lock is left held
         engine.snapshot(line + 1).wait(60)

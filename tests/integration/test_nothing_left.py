@@ -6,12 +6,19 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import await_end, await_writers_end, leftovers, marked_processes, shm_names, writers
+from processes import (
+    await_end,
+    await_writers_end,
+    interrupted_at,
+    leftovers,
+    marked_processes,
+    shm_names,
+    writers,
+)
 from program import Training
 
 import pyengine
@@ -108,33 +115,6 @@ def test_an_engine_that_is_dropped_lets_go(token: str, tmp_path: Path) -> None:
     await_end(writer)
     with pyengine.SnapshotEngine(tmp_path / "run") as again:
         again.track(replay=training.ring)
-
-
-def interrupted_at(line: int, call: Any) -> tuple[bool, Any]:
-    """Call `call` and raise KeyboardInterrupt before the n-th line of ours that this thread runs.
-
-    Return (whether that line was reached, the result or None).
-    """
-    left = line
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if "/pyengine/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        return False, call()
-    except KeyboardInterrupt:
-        return True, None
-    finally:
-        sys.settrace(None)
 
 
 def test_a_constructor_interrupted_at_any_line_leaves_nothing(token: str, tmp_path: Path) -> None:
