@@ -210,7 +210,9 @@ def _with_cuts(
     for index, ring in enumerate(rings):
         header = ring.ring.header_record()
         lanes = cuts[index] if cuts else (_WIDEST,) * int(header["num_lanes"])
-        records.append(RingCut(ring.name, lanes, header, ring.mutable_file))
+        storage = ring.ring.storage
+        arena = None if storage is None else storage.arena.identity
+        records.append(RingCut(ring.name, lanes, header, ring.mutable_file, arena))
     return replace(draft, rings=tuple(records))
 
 

@@ -48,12 +48,15 @@ class RingCut:
 
     `name` is the ring's component and directory name, `header` has schema, capacity, num_lanes,
     segment_rows and sampler; `mutable_file` is the path of the FilePlan with the mutable fields.
+    `arena` identifies the memory that the rows lie in (`Arena.identity`): a restore gives the ring
+    another one, whose rows under the same ids are not these. None: not known, not compared.
     """
 
     name: str
     lanes: tuple[LaneRecord, ...]
     header: dict[str, Any]
     mutable_file: str | None = None
+    arena: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +154,10 @@ def _file(item: list[Any]) -> FilePlan:
 
 def _pack_ring(ring: RingCut) -> list[Any]:
     lanes = [[lane.tail, lane.total_count, lane.break_pending] for lane in ring.lanes]
-    return [ring.name, lanes, ring.header, ring.mutable_file]
+    return [ring.name, lanes, ring.header, ring.mutable_file, ring.arena]
 
 
 def _ring(item: list[Any]) -> RingCut:
-    name, lanes, header, mutable_file = item
-    return RingCut(name, tuple(LaneRecord(*lane) for lane in lanes), header, mutable_file)
+    name, lanes, header, mutable_file, arena = item
+    cut = tuple(LaneRecord(*lane) for lane in lanes)
+    return RingCut(name, cut, header, mutable_file, arena)

@@ -38,8 +38,8 @@ class Storage:
         self.paths: dict[tuple[int, int], str] = {}
         self._closing = threading.Event()
         self._reserving: threading.Thread | None = None
-        self.arena = Arena.create(plan.arena_bytes, label)
         self.seal_event = -1
+        self.arena = Arena.create(plan.arena_bytes, label)
         try:
             _, _, slots_offset = RingControl.plan_bytes(*plan.control_sizes())
             self.arena.reserve(0, slots_offset)

@@ -83,6 +83,12 @@ class Arena:
         return self._fd
 
     @property
+    def identity(self) -> str:
+        """What tells this region from every other living one, the same in all processes."""
+        status = os.fstat(self.fd)
+        return f"{status.st_dev}:{status.st_ino}"
+
+    @property
     def mapping(self) -> Mapping:
         """The whole mapping: the buffer for control blocks and atomic words."""
         return self._check()

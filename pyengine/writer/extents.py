@@ -78,13 +78,20 @@ class PieceFinder:
         """
         # Every piece once over: the sealed ones have been started long ago, or start now.
         while self._waiting:
-            if self._session.rings.get(self._ring.name) is not self._ring:
+            if self._is_replaced():
                 raise SnapshotFailedError(
                     f"ring {self._ring.name} was replaced by a restore before its rows were written"
                 )
             self._waiting = [piece for piece in self._waiting if not self._resolve(piece)]
             if self._waiting:
                 yield
+
+    def _is_replaced(self) -> bool:
+        """Whether the rows of the cut lie in another arena than the ring's present one."""
+        present = self._session.rings.get(self._ring.name)
+        if present is not self._ring:
+            return True
+        return self._cut.arena is not None and self._cut.arena != present.arena.identity
 
     def result(self) -> Pieces:
         """Return what was found."""

@@ -112,7 +112,7 @@ class Ring:
             "segment_rows": self.segment_rows,
             "sampler": {},
         }
-        return RingCut(self.name, lanes, header)
+        return RingCut(self.name, lanes, header, arena=self.arena.identity)
 
     def close(self) -> None:
         self.core.close()
