@@ -104,8 +104,13 @@ class PendingSnapshot:
             return
         sequence, state = entry.snapshot
         if sequence != self.sequence:
-            return
-        if state == SnapshotState.COMMITTED:
+            # Never to be seen: whoever claims an entry records the fate of its former snapshot.
+            state = SnapshotState.FAILED
+            self._error = errors.SnapshotFailedError(
+                f"snapshot {self.name}: nobody noted what became of it before snapshot {sequence}",
+                sequence=self.sequence,
+            )
+        elif state == SnapshotState.COMMITTED:
             self._outcome = entry.outcome
         elif state == SnapshotState.FAILED:
             self._error = _error_of(entry.error, self.name, self.sequence)

@@ -98,6 +98,14 @@ class Session:
         """Keep an eye on a snapshot that was just published."""
         self._pending.append(pending)
 
+    def record_fates(self) -> None:
+        """Note what became of snapshots so far, before a claimed entry speaks of the next one.
+
+        The writer may have committed one and freed its entry since anybody looked.
+        """
+        for pending in self._pending:
+            pending.settle()
+
     def settle(self) -> list[PendingSnapshot]:
         """Take over decided snapshots; return them. Later ones stay under observation."""
         done = [pending for pending in self._pending if pending.is_done]

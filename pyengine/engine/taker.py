@@ -106,6 +106,7 @@ class Taker:
         slot = self._claim_slot(sequence, wait_seconds)
         if slot is None:
             return None
+        session.record_fates()
         started = time.perf_counter()
         pending = self._wish or PendingSnapshot(session)
         name = snapshot_name(step, session.claim.generation, sequence)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from program import Training
 
 import pyengine
 from pyengine import errors
+from pyengine.engine.buffers import StagingBuffers, StagingSlot
 from pyengine.shm.states import SnapshotState, StagingState
 
 
@@ -53,6 +55,28 @@ def test_a_tick_takes_a_snapshot_at_each_crossing(tmp_path: Path) -> None:
                 taken.append(step)
     assert taken == [12, 20, 32, 40, 52]
     assert len(committed(tmp_path / "run")) == 3
+
+
+def test_a_snapshot_that_commits_just_before_its_slot_is_claimed_again_is_not_forgotten(
+    run: tuple[pyengine.SnapshotEngine, Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, training = run
+    claim = StagingBuffers.claim
+
+    def claim_late(buffers: StagingBuffers, sequence: int) -> StagingSlot | None:
+        deadline = time.monotonic() + 60
+        while any(slot.entry.staging[1] != StagingState.FREE for slot in buffers.slots):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return claim(buffers, sequence)
+
+    monkeypatch.setattr(StagingBuffers, "claim", claim_late)
+    taken = []
+    for step in range(3):
+        training.step(step)
+        taken.append(engine.snapshot(step))
+    engine.close(timeout=60)
+    assert [pending.state for pending in taken] == [SnapshotState.COMMITTED] * 3
 
 
 def test_busy_slots_leave_snapshots_out_and_say_so_from_the_second_on(
