@@ -92,6 +92,7 @@ class RingBinding:
             if self._storage is None:
                 storage = Storage(self._plan, label=self._label, line=self._line)
                 storage.core.seed_state = self._seed_state
+                storage.start_reserving()
                 self._storage = storage
             return self._storage
 
@@ -227,6 +228,7 @@ class RingBinding:
                 replay_last=replay_last,
                 keep_breaks=keep_breaks,
             )
+            storage.start_reserving()
         except BaseException:
             storage.close()
             raise

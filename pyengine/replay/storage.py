@@ -29,7 +29,9 @@ _RESERVE_POLL_SECONDS = 0.02
 class Storage:
     """Owns the arena of one ring; `close()` lets go of it, views of mutable fields keep it mapped.
 
-    `line` is the line that segments are written under. In a forked child everything is inert.
+    `line` is the line that segments are written under. Until `start_reserving` nothing else than
+    the caller touches it, so that a restore can fill it without locks. In a forked child everything
+    is inert.
     """
 
     def __init__(self, plan: RingPlan, *, label: str, line: int) -> None:
@@ -52,7 +54,6 @@ class Storage:
             self.close()
             raise
         register_for_child(self)
-        self._start_reserving()
 
     def _open_core(self) -> RingCore:
         schema = self.plan.schema
@@ -140,8 +141,11 @@ class Storage:
         os.close(self.seal_event)
         self.seal_event = -1
 
-    def _start_reserving(self) -> None:
-        """Give slots memory ahead of the head: page faults cost more than the copies into them."""
+    def start_reserving(self) -> None:
+        """Give slots memory ahead of the head: page faults cost more than the copies into them.
+
+        From here on a thread takes and returns free slots, until `close`.
+        """
         ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
         self._reserving = threading.Thread(
             target=_reserve_ahead,
