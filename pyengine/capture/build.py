@@ -5,24 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pyengine.capture.component import Component
 from pyengine.capture.environment import EnvironmentState
-from pyengine.capture.kinds.module import ModuleComponent
-from pyengine.capture.kinds.optimizer import OptimizerComponent, is_standard
 from pyengine.capture.kinds.rng import RngComponent
-from pyengine.capture.kinds.stateful import (
-    CustomOptimizerComponent,
-    EnvironmentComponent,
-    ScalerComponent,
-    SchedulerComponent,
-    StatefulComponent,
-)
+from pyengine.capture.kinds.stateful import EnvironmentComponent, StatefulComponent
 from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_container
+from pyengine.capture.lazy_torch import is_torch_loaded
 from pyengine.capture.protocol import state_methods, type_name
 from pyengine.capture.rngs import rng_kind
 from pyengine.errors import ConfigError, UntrackableError
@@ -37,26 +26,18 @@ def build_component(name: str, value: Any) -> Component:
     """
     if not is_component_name(name):
         raise ConfigError(f"{name!r} cannot name a tracked object: it becomes part of a file name")
-    component = _torch_component(name, value) or _other_component(name, value)
+    component = None
+    if is_torch_loaded():
+        from pyengine.capture.build_torch import build_torch_component
+
+        component = build_torch_component(name, value)
+    component = component or _other_component(name, value)
     if component is None:
         raise UntrackableError(
             f"{name!r}: a {type_name(value)} cannot be restored in place; {_advice(name, value)}",
             component=name,
         )
     return component
-
-
-def _torch_component(name: str, value: Any) -> Component | None:
-    if isinstance(value, nn.Module):
-        return ModuleComponent(name, value)
-    if isinstance(value, Optimizer):
-        kind = OptimizerComponent if is_standard(value) else CustomOptimizerComponent
-        return kind(name, value)
-    if isinstance(value, (LRScheduler, ReduceLROnPlateau)):
-        return SchedulerComponent(name, value)
-    if isinstance(value, torch.amp.GradScaler):
-        return ScalerComponent(name, value)
-    return TensorComponent(name, value) if isinstance(value, torch.Tensor) else None
 
 
 def _other_component(name: str, value: Any) -> Component | None:

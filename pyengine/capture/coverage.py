@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.component import Captured, Component, Phase
+from pyengine.capture.lazy_torch import is_tensor
 from pyengine.errors import UncoveredParameterError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_coverage(components: Sequence[Component], captured: Sequence[Captured]) -> None:
@@ -21,7 +23,7 @@ def check_coverage(components: Sequence[Component], captured: Sequence[Captured]
         for one in captured
         if one.kind != "optimizer"
         for value in one.values
-        if isinstance(value, torch.Tensor)
+        if is_tensor(value)
     }
     for component in components:
         lost = [
@@ -44,8 +46,8 @@ def nonfinite_parameters(components: Sequence[Component]) -> tuple[str, ...]:
     suspects: list[tuple[str, torch.Tensor]] = []
     for component in components:
         for name, value in component.live_tensors():
-            if isinstance(value, torch.Tensor) and _is_learned(value):
-                suspects.append((name, torch.isfinite(value.detach()).all()))
+            if is_tensor(value) and _is_learned(value):
+                suspects.append((name, value.detach().isfinite().all()))
     return tuple(name for name, finite in suspects if not bool(finite))
 
 

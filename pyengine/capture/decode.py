@@ -11,10 +11,9 @@ import binascii
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
 from pyengine.capture.dtypes import Array, numpy_dtype
 from pyengine.capture.leaves import (
@@ -28,6 +27,9 @@ from pyengine.capture.leaves import (
 )
 from pyengine.capture.tree import FACTORIES, MAX_DEPTH, Node, join, pair_places
 from pyengine.errors import DamageError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class EntrySource(Protocol):
@@ -210,10 +212,24 @@ def _float(text: str) -> float:
 
 
 def _dtype(text: str) -> torch.dtype:
+    import torch
+
     dtype = getattr(torch, text.removeprefix("torch."))
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{text!r} is no dtype")
     return dtype
+
+
+def _device(text: str) -> torch.device:
+    import torch
+
+    return torch.device(text)
+
+
+def _size(items: list[Any]) -> torch.Size:
+    import torch
+
+    return torch.Size(items)
 
 
 _Kind = Callable[[Decoder, Node, str, int], Any]
@@ -230,9 +246,9 @@ _KINDS: dict[str, _Kind] = {
     "range": lambda d, node, p, n: range(*d._items(node["v"], p, n)),
     "tuple": lambda d, node, p, n: tuple(d._items(node["v"], p, n)),
     "frozenset": lambda d, node, p, n: frozenset(d._items(node["v"], p, n)),
-    "size": lambda d, node, p, n: torch.Size(d._items(node["v"], p, n)),
+    "size": lambda d, node, p, n: _size(d._items(node["v"], p, n)),
     "dtype": lambda d, node, p, n: _dtype(node["v"]),
-    "device": lambda d, node, p, n: torch.device(node["v"]),
+    "device": lambda d, node, p, n: _device(node["v"]),
     "npdtype": lambda d, node, p, n: numpy_dtype("", node["v"]),
     "enum": lambda d, node, p, n: EnumLeaf(node["type"], node["v"]),
     "numbers": Decoder._numbers,

@@ -10,32 +10,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Array: TypeAlias = npt.NDArray[Any]
 Logical: TypeAlias = Any
 """JSON value that names a dtype without a tag of its own: "torch.complex64", "<M8[ns]", a descr."""
 
 _TORCH_TAGS = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
+    "torch.bool": "BOOL",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
+    "torch.int16": "I16",
+    "torch.int32": "I32",
+    "torch.int64": "I64",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float32": "F32",
+    "torch.float64": "F64",
+    "torch.uint16": "U16",
+    "torch.uint32": "U32",
+    "torch.uint64": "U64",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
 }
 _NUMPY_TAGS = {
     "b1": "BOOL",
@@ -52,9 +54,23 @@ _NUMPY_TAGS = {
     "u8": "U64",
 }
 TAG_BYTES = {
-    **{tag: dtype.itemsize for dtype, tag in _TORCH_TAGS.items()},
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
 }
-_TORCH_BY_TAG = {tag: dtype for dtype, tag in _TORCH_TAGS.items()}
+_TORCH_BY_TAG = {tag: name for name, tag in _TORCH_TAGS.items()}
 _NUMPY_BY_TAG = {tag: np.dtype("<" + code) for code, tag in _NUMPY_TAGS.items()}
 _COMPLEX_PARTS = {8: "F32", 16: "F64"}
 
@@ -77,11 +93,11 @@ class Storage:
 @lru_cache(maxsize=256)
 def torch_storage(dtype: torch.dtype) -> Storage:
     """Return how `dtype` is stored; ValueError where its elements are not whole bytes."""
-    tag = _TORCH_TAGS.get(dtype)
+    tag = _TORCH_TAGS.get(str(dtype))
     size = dtype.itemsize
     if tag is not None:
         return Storage(tag, 0, None, size, size)
-    if dtype in (torch.complex64, torch.complex128):
+    if dtype.is_complex and size in _COMPLEX_PARTS:
         return Storage(_COMPLEX_PARTS[size], 2, str(dtype), size, size)
     if dtype.is_floating_point or dtype.is_complex:
         return Storage("U8", size, str(dtype), size, size)
@@ -107,13 +123,14 @@ def numpy_storage(dtype: np.dtype[Any]) -> Storage:
 
 def torch_dtype(tag: str, logical: Logical) -> torch.dtype:
     """Return the torch dtype of stored elements; ValueError where torch has none."""
-    if logical is None:
-        return _TORCH_BY_TAG[tag]
-    if isinstance(logical, str) and logical.startswith("torch."):
-        dtype = getattr(torch, logical[len("torch.") :], None)
+    import torch
+
+    name = _TORCH_BY_TAG[tag] if logical is None else logical
+    if isinstance(name, str) and name.startswith("torch."):
+        dtype = getattr(torch, name.removeprefix("torch."), None)
         if isinstance(dtype, torch.dtype):
             return dtype
-    raise ValueError(f"torch has no dtype {logical!r}")
+    raise ValueError(f"torch has no dtype {name!r}")
 
 
 def numpy_dtype(tag: str, logical: Logical) -> np.dtype[Any]:

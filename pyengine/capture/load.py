@@ -7,8 +7,6 @@ from typing import Any
 
 from pyengine.capture.decode import Decoder
 from pyengine.capture.files import damage_in, read_parts
-from pyengine.capture.kinds.module import decode_module
-from pyengine.capture.kinds.optimizer import decode_optimizer
 from pyengine.capture.leaves import plain
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.capture.tree import Node
@@ -25,6 +23,8 @@ def load_component(files: Mapping[str, Any], name: str, kind: str) -> Any:
     structure, tensors, path = read_parts(files, name, kind)
     with damage_in(path):
         if kind == "module":
+            from pyengine.capture.kinds.module import decode_module
+
             return plain(decode_module(structure, tensors, path)["state"])
         if kind == "optimizer" and structure["mode"] == "standard":
             return _optimizer_state(structure, tensors, path)
@@ -33,6 +33,8 @@ def load_component(files: Mapping[str, Any], name: str, kind: str) -> Any:
 
 def _optimizer_state(structure: Node, tensors: TensorFile | None, path: str) -> dict[str, Any]:
     """Return what torch's Optimizer.state_dict() would give."""
+    from pyengine.capture.kinds.optimizer import decode_optimizer
+
     saved = decode_optimizer(structure, tensors, path)
     groups = []
     start = 0

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
-from pyengine.capture.inplace import is_consistent, new_tensor, write_tensor
+from pyengine.capture.lazy_torch import is_tensor
 from pyengine.capture.leaves import (
     DataclassLeaf,
     EnumLeaf,
@@ -198,9 +197,11 @@ class Merge:
         return made
 
     def _tensor(self, live: Any, saved: TensorLeaf, path: str) -> Any:
+        from pyengine.capture.inplace import is_consistent, new_tensor, write_tensor
+
         value = saved.value
         fits = (
-            isinstance(live, torch.Tensor)
+            is_tensor(live)
             and live.dtype == value.dtype
             and live.shape == value.shape
             and is_consistent(live, value)

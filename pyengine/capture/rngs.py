@@ -11,7 +11,8 @@ import random
 from typing import Any, cast
 
 import numpy as np
-import torch
+
+from pyengine.capture.lazy_torch import is_of_torch
 
 _WORDS = 625
 """624 words of the Mersenne twister and its position."""
@@ -27,7 +28,7 @@ def rng_kind(value: object) -> str | None:
         return "numpy.RandomState"
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return "python.Random"
-    if isinstance(value, torch.Generator):
+    if is_of_torch(value, "Generator"):
         return "torch.Generator"
     return None
 
@@ -96,8 +97,8 @@ def python_state_tuple(state: dict[str, Any]) -> tuple[Any, ...]:
 def _twin(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return np.random.Generator(type(value.bit_generator)())
-    if isinstance(value, torch.Generator):
-        return torch.Generator(value.device)
+    if is_of_torch(value, "Generator"):
+        return type(value)(value.device)
     if isinstance(value, random.Random):
         return random.Random()
     if isinstance(value, np.random.RandomState):
@@ -113,6 +114,8 @@ def _new(kind: str, state: dict[str, Any]) -> Any:
     if kind == "python.Random":
         return random.Random()
     if kind == "torch.Generator":
+        import torch
+
         return torch.Generator(state["device"])
     name = state["bit_generator"]
     bit_generator = getattr(np.random, name, None)

@@ -8,13 +8,13 @@ it, so that from the second snapshot on a copy is: compare shapes, copy tensors,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pyengine.capture.component import Captured
 from pyengine.capture.copiers import Copier
@@ -32,12 +32,16 @@ from pyengine.capture.files import (
     tensor_path,
     to_json,
 )
+from pyengine.capture.lazy_torch import is_tensor, is_torch_loaded
 from pyengine.capture.tensorfile import FileLayout, Value, lay_out
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import CaptureError, ClosedError
 from pyengine.format.descriptor import FilePlan, SlotRange
 from pyengine.format.manifest import ComponentRecord
 from pyengine.format.names import META
+
+if TYPE_CHECKING:
+    import torch
 
 _SORT = attrgetter("shape", "dtype")
 
@@ -155,9 +159,8 @@ class StagingSlot:
 
     def __init__(self, memory: Any, copier: Copier) -> None:
         self._memory = memoryview(memory).cast("B")
-        # Views made in inference mode could not be written outside of it.
-        with torch.inference_mode(False):
-            self._base: torch.Tensor | None = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._bytes: torch.Tensor | None = None
+        self._is_closed = False
         self._copier = copier
         self._views: dict[str, _Views] = {}
         copier.attach(self._memory)
@@ -169,7 +172,7 @@ class StagingSlot:
 
     def fill(self, plan: StagingPlan) -> None:
         """Copy everything of a plan; on return nothing in the slot depends on live objects."""
-        if self._base is None:
+        if self._is_closed:
             raise ClosedError("this staging slot is closed")
         if plan.required_bytes > len(self._memory):
             raise ValueError(f"{plan.required_bytes} bytes do not fit {len(self._memory)}")
@@ -184,7 +187,7 @@ class StagingSlot:
             for target, value in zip(self._targets(file), file.values, strict=True):
                 if target is None:
                     continue
-                if isinstance(value, torch.Tensor):
+                if is_tensor(value):
                     targets.append(target)
                     sources.append(value)
                 else:
@@ -202,11 +205,12 @@ class StagingSlot:
 
     def close(self) -> None:
         """Let go of all views and registrations; afterwards the memory may be unmapped."""
-        if self._base is None:
+        if self._is_closed:
             return
+        self._is_closed = True
         self._copier.release(self._memory)
         self._views.clear()
-        self._base = None
+        self._bytes = None
         self._memory.release()
 
     def __enter__(self) -> StagingSlot:
@@ -218,7 +222,7 @@ class StagingSlot:
     def _targets(self, file: PlacedFile) -> list[Any]:
         views = self._views.get(file.path)
         if views is None or views.layout is not file.layout or views.offset != file.offset:
-            with torch.inference_mode(False):
+            with _outside_inference_mode():
                 targets = [
                     self._target(file.offset + offset, value)
                     for offset, value in zip(file.layout.offsets, file.values, strict=True)
@@ -228,16 +232,33 @@ class StagingSlot:
 
     def _target(self, start: int, value: Value) -> Any:
         """Return the slot's memory at `start` in the shape of `value`."""
-        assert self._base is not None
-        if isinstance(value, torch.Tensor):
+        if is_tensor(value):
             size = value.numel() * value.element_size()
             if not size:
                 return None
-            return self._base[start : start + size].view(value.dtype).view(value.shape)
+            if self._bytes is None:
+                self._bytes = _as_tensor(self._memory)
+            return self._bytes[start : start + size].view(value.dtype).view(value.shape)
         if not value.nbytes:
             return None
-        target: Any = np.ndarray(value.shape, value.dtype, self._memory, start)
+        dtype: Any = value.dtype
+        target: Any = np.ndarray(value.shape, dtype, self._memory, start)
         return target
+
+
+def _outside_inference_mode() -> contextlib.AbstractContextManager[Any]:
+    """Views made in inference mode could not be written outside of it."""
+    if not is_torch_loaded():
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.inference_mode(False)
+
+
+def _as_tensor(memory: memoryview) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _has_blob(kind: str) -> bool:

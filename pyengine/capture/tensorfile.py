@@ -12,10 +12,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
 from pyengine.capture.dtypes import (
     TAG_BYTES,
@@ -27,8 +26,12 @@ from pyengine.capture.dtypes import (
     torch_dtype,
     torch_storage,
 )
+from pyengine.capture.lazy_torch import is_tensor
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, TruncatedFileError
+
+if TYPE_CHECKING:
+    import torch
 
 Value: TypeAlias = "torch.Tensor | Array"
 
@@ -41,7 +44,7 @@ DTYPES_KEY = "pyengine.dtypes"
 
 def storage_of(value: Value) -> Storage:
     """Return how the elements of `value` are stored; ValueError where they cannot be."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return torch_storage(value.dtype)
     return numpy_storage(value.dtype)
 
@@ -127,6 +130,8 @@ class TensorFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return the value as a CPU tensor."""
+        import torch
+
         record, logical = self._find(name)
         try:
             dtype = torch_dtype(record.tag, logical)

@@ -23,16 +23,19 @@ import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
-from pyengine.capture.dtypes import numpy_storage, torch_storage
+from pyengine.capture.dtypes import numpy_storage
+from pyengine.capture.lazy_torch import is_of_torch, is_tensor, is_torch_loaded
 from pyengine.capture.protocol import state_methods, type_name
 from pyengine.capture.rngs import rng_kind, rng_state
 from pyengine.capture.tensorfile import Value
 from pyengine.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
 
 Node: TypeAlias = Any
 
@@ -48,13 +51,13 @@ FACTORIES: dict[str, type[Any] | None] = {
 }
 """Factories of a defaultdict that can be made again; others are taken from the live object."""
 
-# torch has Buffer from 2.5 on.
-_LEAF_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
-
 
 def join(path: str, key: str) -> str:
     """Return the JSON pointer to `key` under `path`."""
     return f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
+_SCALARS = ("dtype", "device")
 
 
 class Encoder:
@@ -101,9 +104,8 @@ class Encoder:
 
     def _encode_value(self, value: Any, path: str, depth: int) -> Node:
         kind = type(value)
-        if kind in (tuple, torch.Size):
-            items = self._items(value, path, depth)
-            return {"$": "tuple" if kind is tuple else "size", "v": items}
+        if kind is tuple:
+            return {"$": "tuple", "v": self._items(value, path, depth)}
         if kind is frozenset:
             return {"$": "frozenset", "v": self._members(value, path, depth)}
         if isinstance(value, enum.Enum):
@@ -112,6 +114,10 @@ class Encoder:
             return self._scalar(value, path)
         if isinstance(value, np.dtype) and not value.hasobject:
             return {"$": "npdtype", "v": np.lib.format.dtype_to_descr(value)}
+        if is_of_torch(value, "Size"):
+            return {"$": "size", "v": self._items(value, path, depth)}
+        if is_of_torch(value, *_SCALARS):
+            return {"$": kind.__name__, "v": str(value)}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = dict(zip(value._fields, value, strict=True))
             node = self._fields(fields, path, depth)
@@ -197,6 +203,8 @@ class Encoder:
         return {"$": "array", "e": self.add(path, value)}
 
     def _tensor(self, value: torch.Tensor, path: str, depth: int) -> Node:
+        from pyengine.capture.tensor_node import tensor_node
+
         node = tensor_node(self.component, value, path)
         node["e"] = self.add(path, value)
         return node
@@ -212,7 +220,7 @@ class Encoder:
         return {"$": "dataclass", "type": type_name(value), "v": node}
 
     def _object(self, value: Any, path: str, depth: int) -> Node:
-        if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        if _is_module_or_optimizer(value):
             raise self.error(path, f"{_describe(value)} must be tracked under a name of its own")
         methods = state_methods(value)
         assert methods is not None
@@ -223,53 +231,6 @@ class Encoder:
         """Return the error for what cannot be saved at `path`."""
         place = f" at {path}" if path else ""
         return CaptureError(f"{self.component!r}{place}: {what}", component=self.component)
-
-
-def tensor_node(component: str, value: torch.Tensor, path: str) -> dict[str, Node]:
-    """Return the node of a tensor, still without its entry; CaptureError where it has no bytes."""
-    what = None
-    if torch.nn.parameter.is_lazy(value):
-        what = "it has no shape yet: run one forward pass first"
-    elif type(value) not in _LEAF_TENSORS and not _is_mere_parameter(value):
-        what = f"a tensor of type {type_name(value)} cannot be saved"
-    elif value.layout is not torch.strided:
-        what = f"a tensor of layout {value.layout} cannot be saved"
-    elif value.device.type == "meta":
-        what = "a tensor on the meta device has no data"
-    else:
-        try:
-            torch_storage(value.dtype)
-        except ValueError as error:
-            what = str(error)
-    if what is not None:
-        place = f" at {path}" if path else ""
-        raise CaptureError(f"{component!r}{place}: {what}", component=component)
-    node: dict[str, Node] = {"$": "tensor"}
-    if value.device.type != "cpu":
-        node["device"] = str(value.device)
-    if value.requires_grad and value.is_leaf:
-        node["grad"] = True
-    if isinstance(value, torch.nn.Parameter):
-        node["parameter"] = True
-    if not value.is_contiguous() and _is_dense(value):
-        node["stride"] = list(value.stride())
-    return node
-
-
-def _is_mere_parameter(value: torch.Tensor) -> bool:
-    """Return whether a subclass of Parameter holds its data as any other does."""
-    plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return plain and isinstance(value, torch.nn.Parameter)
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    """Return whether the elements fill one run of memory, in whatever order of axes."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def pair_places(keys: Iterable[Any], path: str) -> list[str]:
@@ -284,10 +245,10 @@ def pair_places(keys: Iterable[Any], path: str) -> list[str]:
 
 def _shared_kind(value: Any) -> Callable[[Encoder, Any, str, int], Node] | None:
     """Return how to encode an object with an identity, met under a type of its own."""
+    if is_tensor(value):
+        return Encoder._tensor
     if rng_kind(value) is not None:
         return Encoder._rng
-    if isinstance(value, torch.Tensor):
-        return Encoder._tensor
     if isinstance(value, np.memmap):
         return Encoder._array
     if isinstance(value, (enum.Enum, np.generic, type)):
@@ -295,6 +256,14 @@ def _shared_kind(value: Any) -> Callable[[Encoder, Any, str, int], Node] | None:
     if state_methods(value) is not None:
         return Encoder._object
     return Encoder._dataclass if dataclasses.is_dataclass(value) else None
+
+
+def _is_module_or_optimizer(value: Any) -> bool:
+    if not is_torch_loaded():
+        return False
+    import torch
+
+    return isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def _numbers(items: list[Any]) -> Value | None:
@@ -312,7 +281,7 @@ def _is_key(key: Any) -> bool:
     if type(key) in (tuple, frozenset) or (isinstance(key, tuple) and hasattr(key, "_fields")):
         return all(_is_key(part) for part in key)
     scalars = (bool, int, float, complex, str, bytes, enum.Enum, np.generic)
-    return key is None or isinstance(key, (*scalars, torch.dtype, torch.device, np.dtype))
+    return key is None or isinstance(key, (*scalars, np.dtype)) or is_of_torch(key, *_SCALARS)
 
 
 def _is_text(keys: Iterable[str]) -> bool:
@@ -353,8 +322,6 @@ _PLAIN: dict[type[Any], Callable[[Any], Node]] = {
     str: _str,
     complex: lambda value: {"$": "complex", "v": [_float(value.real), _float(value.imag)]},
     range: lambda value: {"$": "range", "v": [_int(value.start), _int(value.stop), value.step]},
-    torch.dtype: lambda value: {"$": "dtype", "v": str(value)},
-    torch.device: lambda value: {"$": "device", "v": str(value)},
 }
 _SHARED: dict[type[Any], Callable[[Encoder, Any, str, int], Node]] = {
     list: Encoder._list,
@@ -366,6 +333,4 @@ _SHARED: dict[type[Any], Callable[[Encoder, Any, str, int], Node]] = {
     set: Encoder._set,
     bytearray: Encoder._bytes,
     np.ndarray: Encoder._array,
-    torch.Tensor: Encoder._tensor,
-    torch.nn.Parameter: Encoder._tensor,
 }

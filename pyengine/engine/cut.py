@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyengine.capture.copiers import Copier
+from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.coverage import check_coverage
+from pyengine.capture.lazy_torch import is_torch_loaded
 from pyengine.capture.staging import StagingLayout
 from pyengine.capture.staging import StagingSlot as StagingMemory
 from pyengine.capture.tensorfile import FileLayout, lay_out
@@ -67,7 +69,7 @@ class Cutter:
         self._buffers = buffers
         self._tracked = tracked
         self._layout = StagingLayout()
-        self._memories: dict[int, tuple[int, StagingMemory]] = {}
+        self._memories: dict[int, tuple[int, str, StagingMemory]] = {}
 
     def take(
         self,
@@ -183,20 +185,22 @@ class Cutter:
         return records
 
     def _memory(self, slot: StagingSlot, arena: Arena) -> StagingMemory:
-        """Return the filling side of a slot, made anew with each arena."""
+        """Return the filling side of a slot, made anew with each arena and when CUDA comes in."""
         index = slot.entry.index
-        version, memory = self._memories.get(index, (-1, None))
-        if memory is None or version != slot.version:
-            if memory is not None:
-                memory.close()
-            memory = StagingMemory(arena.mapping, new_copier())
-            self._memories[index] = (slot.version, memory)
+        device = "cuda" if _is_cuda_used() else "cpu"
+        known = self._memories.get(index)
+        if known is not None and known[:2] == (slot.version, device):
+            return known[2]
+        if known is not None:
+            known[2].close()
+        memory = StagingMemory(arena.mapping, new_copier(device))
+        self._memories[index] = (slot.version, device, memory)
         return memory
 
     def close(self) -> None:
         """Let go of all views of the arenas. Idempotent."""
         while self._memories:
-            _, (_, memory) = self._memories.popitem()
+            _, (*_, memory) = self._memories.popitem()
             memory.close()
 
 
@@ -216,14 +220,20 @@ def _with_cuts(
     return replace(draft, rings=tuple(records))
 
 
-def new_copier() -> Copier:
-    """Return the copier for this machine: CUDA's where CUDA is in use, else the CPU's."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+def new_copier(device: str) -> Copier:
+    """Return the copier of a kind of device: "cuda", or "cpu"."""
+    if device == "cuda":
         from pyengine.capture.copiers.cuda import CudaCopier
 
         return CudaCopier()
-    from pyengine.capture.copiers.cpu import CpuCopier
-
     return CpuCopier()
+
+
+def _is_cuda_used() -> bool:
+    """Return whether tensors may lie on a GPU; never loads torch or starts CUDA."""
+    if not is_torch_loaded():
+        return False
+    import torch
+
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # not annotated in torch
+    return torch.cuda.is_available() and bool(is_used)

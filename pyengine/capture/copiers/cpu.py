@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class CpuCopier:
@@ -16,6 +17,8 @@ class CpuCopier:
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copy everything now."""
+        import torch
+
         with torch.no_grad():
             torch._foreach_copy_(list(targets), list(sources))
 

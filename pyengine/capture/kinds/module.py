@@ -14,8 +14,9 @@ from pyengine.capture.decode import Decoder
 from pyengine.capture.inplace import has_overlap, is_consistent, same_bits, write_tensor
 from pyengine.capture.merge import Merge
 from pyengine.capture.protocol import type_name
+from pyengine.capture.tensor_node import tensor_node
 from pyengine.capture.tensorfile import TensorFile
-from pyengine.capture.tree import Encoder, Node, join, tensor_node
+from pyengine.capture.tree import Encoder, Node, join
 
 _COMPILED = "_orig_mod"
 

@@ -19,8 +19,9 @@ from pyengine.capture.decode import Decoder
 from pyengine.capture.leaves import TensorLeaf
 from pyengine.capture.merge import MISSING, Merge
 from pyengine.capture.protocol import type_name
+from pyengine.capture.tensor_node import tensor_node
 from pyengine.capture.tensorfile import TensorFile
-from pyengine.capture.tree import Encoder, Node, join, tensor_node
+from pyengine.capture.tree import Encoder, Node, join
 
 _FLAT = "state"
 """Prefix of tensors that lie directly in a parameter's state: state/<parameter>/<key>."""

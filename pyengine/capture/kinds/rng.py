@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
 from pyengine.capture.decode import Decoder
+from pyengine.capture.lazy_torch import is_torch_loaded
 from pyengine.capture.leaves import RngLeaf, TensorLeaf
 from pyengine.capture.merge import Merge
 from pyengine.capture.rngs import (
@@ -20,6 +20,9 @@ from pyengine.capture.rngs import (
 )
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.capture.tree import Encoder, Node
+
+if TYPE_CHECKING:
+    import torch
 
 PROCESS_RNG = "process_rng"
 """Name of the component that holds the process's own generators."""
@@ -62,8 +65,9 @@ class RngComponent(Component):
 class ProcessRngComponent(Component):
     """The generators behind `random`, `numpy.random`, `torch` and every CUDA device.
 
-    CUDA's are saved once CUDA is in use. On restore, device i gets the state of device i; states
-    of devices that this machine lacks are left out, and `check` says so.
+    torch's is saved once torch is loaded, CUDA's once CUDA is in use: before, nothing was drawn
+    from them. On restore, device i gets the state of device i; states of devices that this machine
+    lacks are left out, and `check` says so.
     """
 
     kind = "rng"
@@ -78,7 +82,7 @@ class ProcessRngComponent(Component):
         state = {
             "python": python_state(random.getstate()),
             "numpy": np.random.get_state(legacy=False),
-            "torch": torch.get_rng_state(),
+            "torch": _torch_state(),
             "cuda": _cuda_states(),
         }
         structure = {"of": "process", "tree": encoder.encode(state)}
@@ -94,37 +98,62 @@ class ProcessRngComponent(Component):
         try:
             make_rng("python.Random", state["python"])
             make_rng("numpy.RandomState", state["numpy"])
-            torch_state = {"device": "cpu", "bytes": state["torch"].value}
-            check_rng_state(torch.default_generator, torch_state)
-            lost = [i for i in range(len(state["cuda"])) if i >= _cuda_count()]
-            for index, leaf in enumerate(state["cuda"]):
-                if index < _cuda_count():
-                    generator = torch.Generator(torch.device("cuda", index))
-                    check_rng_state(generator, {"bytes": leaf.value})
+            if state["torch"] is not None:
+                _check_torch_state(state["torch"], state["cuda"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._mismatch(f"broken state: {error}", "generators", "damage") from None
+        if state["torch"] is None:
+            note = f"{self.name}: torch was not loaded when this was saved; its generators stay"
+            return (note,) if is_torch_loaded() else ()
+        lost = range(_cuda_count(), len(state["cuda"]))
         return tuple(f"{self.name}: no cuda:{i} here, its generator is left out" for i in lost)
 
     def apply(self, decoded: Decoded) -> None:
         state = decoded.value
         random.setstate(python_state_tuple(state["python"]))
         np.random.set_state(state["numpy"])
-        torch.set_rng_state(state["torch"].value.clone())
-        leaves: list[TensorLeaf] = state["cuda"]
-        for index, leaf in enumerate(leaves[: _cuda_count()]):
-            torch.cuda.set_rng_state(leaf.value.clone(), index)
+        if state["torch"] is not None:
+            _set_torch_state(state["torch"], state["cuda"])
+
+
+def _torch_state() -> torch.Tensor | None:
+    if not is_torch_loaded():
+        return None
+    import torch
+
+    return torch.get_rng_state()
+
+
+def _check_torch_state(cpu: TensorLeaf, cuda: list[TensorLeaf]) -> None:
+    import torch
+
+    check_rng_state(torch.default_generator, {"device": "cpu", "bytes": cpu.value})
+    for index, leaf in enumerate(cuda[: _cuda_count()]):
+        generator = torch.Generator(torch.device("cuda", index))
+        check_rng_state(generator, {"bytes": leaf.value})
+
+
+def _set_torch_state(cpu: TensorLeaf, cuda: list[TensorLeaf]) -> None:
+    import torch
+
+    torch.set_rng_state(cpu.value.clone())
+    for index, leaf in enumerate(cuda[: _cuda_count()]):
+        torch.cuda.set_rng_state(leaf.value.clone(), index)
 
 
 def _cuda_count() -> int:
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _is_cuda_used() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _cuda_states() -> list[torch.Tensor]:
     """Return the state of every device; none before CUDA is used: then nothing was drawn."""
-    if not (torch.cuda.is_available() and _is_cuda_used()):
+    if not is_torch_loaded():
+        return []
+    import torch
+
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # not annotated in torch
+    if not (torch.cuda.is_available() and is_used):
         return []
     return list(torch.cuda.get_rng_state_all())

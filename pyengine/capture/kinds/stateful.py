@@ -1,7 +1,6 @@
 """Objects that give and take their whole state.
 
-Schedulers, scalers, anything with get_state/set_state or state_dict/load_state_dict, environments,
-and optimizers with a state_dict() of their own.
+Schedulers, scalers, anything with get_state/set_state or state_dict/load_state_dict, environments.
 
 What goes back is built anew from the snapshot, so that a restore that fails has touched nothing.
 """
@@ -10,14 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch.optim import Optimizer
-
 from pyengine.capture.component import Captured, Component, Decoded, Phase
 from pyengine.capture.decode import Decoder
 from pyengine.capture.environment import EnvironmentState
-from pyengine.capture.inplace import same_bits
-from pyengine.capture.leaves import plain
 from pyengine.capture.merge import Merge
 from pyengine.capture.protocol import StateMethods, state_methods, type_name
 from pyengine.capture.tensorfile import TensorFile
@@ -98,54 +92,6 @@ class ScalerComponent(StatefulComponent):
         state = self._fresh(decoded)
         if state:
             self._methods().set(state)
-
-
-class CustomOptimizerComponent(StatefulComponent):
-    """An optimizer that has its own state_dict(), or hooks on it."""
-
-    kind = "optimizer"
-    phase = Phase.OPTIMIZER
-
-    def capture(self) -> Captured:
-        """Return what state_dict() gives, as it is now."""
-        captured = super().capture()
-        structure = {"mode": "custom", **captured.structure}
-        return Captured(self.name, self.kind, structure, captured.names, captured.values)
-
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        if structure["mode"] != "custom":
-            raise self._mismatch("saved without its own state_dict()", "custom", "standard")
-        return super()._decode(structure, tensors, path)
-
-    def check(self, decoded: Decoded) -> tuple[str, ...]:
-        here, there = type_name(self.value), decoded.value["type"]
-        if here != there:
-            raise self._mismatch("another optimizer", here, there)
-        counts = [len(group["params"]) for group in self.value.param_groups]
-        got = [len(group["params"]) for group in decoded.value["tree"].get("param_groups", [])]
-        if got and counts != got:
-            raise self._mismatch("other numbers of parameters per group", counts, got)
-        return super().check(decoded)
-
-    def apply(self, decoded: Decoded) -> None:
-        self.value.load_state_dict(self._fresh(decoded))
-        self._undo_casts(decoded)
-
-    def _undo_casts(self, decoded: Decoded) -> None:
-        """Put back state that load_state_dict() cast to its parameter's dtype."""
-        optimizer: Optimizer = self.value
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        saved = plain(decoded.value["tree"]).get("state", {})
-        for index, state in saved.items() if isinstance(saved, dict) else ():
-            if not (isinstance(index, int) and index < len(parameters) and isinstance(state, dict)):
-                continue
-            live = optimizer.state.get(parameters[index], {})
-            for key, value in state.items():
-                now = live.get(key)
-                if not (isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor)):
-                    continue
-                if now.dtype != value.dtype and not same_bits(now, value):
-                    live[key] = value.to(now.device, copy=True)
 
 
 class EnvironmentComponent(Component):

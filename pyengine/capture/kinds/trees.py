@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
 from pyengine.capture.decode import Decoder
-from pyengine.capture.inplace import is_consistent
+from pyengine.capture.lazy_torch import is_tensor
 from pyengine.capture.leaves import DataclassLeaf, TensorLeaf
 from pyengine.capture.merge import Merge
 from pyengine.capture.protocol import type_name
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.capture.tree import Encoder, Node
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CountersComponent(Component):
@@ -77,16 +79,18 @@ class TensorComponent(Component):
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         saved = decoded.value
-        is_tensor = isinstance(saved, TensorLeaf)
-        value = saved.value if is_tensor else saved
-        if is_tensor != isinstance(self.value, torch.Tensor):
+        value = saved.value if isinstance(saved, TensorLeaf) else saved
+        if is_tensor(value) != is_tensor(self.value):
             raise self._mismatch("a tensor on one side only", _sort(self.value), _sort(value))
         if tuple(value.shape) != tuple(self.value.shape) or value.dtype != self.value.dtype:
             raise self._mismatch("it does not fit", _sort(self.value), _sort(value))
-        if isinstance(self.value, torch.Tensor) and not is_consistent(self.value, value):
-            raise self._mismatch(
-                "elements that share memory here differ", _sort(self.value), _sort(value)
-            )
+        if is_tensor(self.value):
+            from pyengine.capture.inplace import is_consistent
+
+            if not is_consistent(self.value, value):
+                raise self._mismatch(
+                    "elements that share memory here differ", _sort(self.value), _sort(value)
+                )
         return ()
 
     def apply(self, decoded: Decoded) -> None:
@@ -95,7 +99,7 @@ class TensorComponent(Component):
         merge.run()
 
     def live_tensors(self) -> list[tuple[str, Any]]:
-        return [(self.name, self.value)] if isinstance(self.value, torch.Tensor) else []
+        return [(self.name, self.value)] if is_tensor(self.value) else []
 
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set, bytearray)
@@ -109,6 +113,6 @@ def is_container(value: Any) -> bool:
 
 
 def _sort(value: Any) -> str:
-    if isinstance(value, (torch.Tensor, np.ndarray)):
+    if is_tensor(value) or isinstance(value, np.ndarray):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return type_name(value)
