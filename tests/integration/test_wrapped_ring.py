@@ -1,4 +1,4 @@
-"""C01: a wrapped ring of several lanes, saved in mid-lap, read and continued in a new process."""
+"""A wrapped ring of several lanes, saved in mid-lap, read and continued in a new process."""
 
 from __future__ import annotations
 

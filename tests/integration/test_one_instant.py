@@ -1,4 +1,4 @@
-"""C02: a snapshot is of one instant, however late its bytes are written."""
+"""A snapshot is of one instant, however late its bytes are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C05: `latest` points to a snapshot only once it is durable."""
+"""`latest` points to a snapshot only once it is durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C03: SIGKILL of trainer, writer or both at every point that matters.
+"""SIGKILL of trainer, writer or both at every point that matters.
 
 Whatever is killed, the next start restores the old or the new snapshot, bit-identical, goes on to
 the same end as a run that nobody killed, and leaves no temporary behind.

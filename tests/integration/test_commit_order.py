@@ -1,4 +1,4 @@
-"""C06: the order of one commit's system calls, and what a power cut leaves of it."""
+"""The order of one commit's system calls, and what a power cut leaves of it."""
 
 from __future__ import annotations
 
