@@ -59,9 +59,6 @@ class ClosedError(PyengineError):
     """The object was closed and can no longer be used."""
 
 
-# --- the ring ---------------------------------------------------------------------------------
-
-
 class SchemaError(PyengineError, ValueError):
     """A schema that cannot be laid out."""
 
@@ -120,9 +117,6 @@ class SharedMemoryError(PyengineError, MemoryError):
         self.free_bytes = free_bytes
 
 
-# --- capture ----------------------------------------------------------------------------------
-
-
 class CaptureError(PyengineError):
     """State that cannot be captured. Raised before the cut, so nothing was staged.
 
@@ -140,9 +134,6 @@ class UntrackableError(CaptureError, TypeError):
 
 class UncoveredParameterError(CaptureError):
     """An optimizer steps parameters that belong to no tracked module."""
-
-
-# --- the run directory ------------------------------------------------------------------------
 
 
 class RunError(PyengineError):
@@ -177,9 +168,6 @@ class UnrestoredRunError(RunError):
 
 class PoisonedEngineError(RunError):
     """A restore was interrupted half-way; one must succeed before training goes on."""
-
-
-# --- snapshots --------------------------------------------------------------------------------
 
 
 class SnapshotError(PyengineError):
@@ -220,9 +208,6 @@ class NoSpaceError(SnapshotFailedError):
 
 class WriterDiedError(SnapshotError):
     """The writer process died and a replacement could not be started."""
-
-
-# --- restore ----------------------------------------------------------------------------------
 
 
 class RestoreError(PyengineError):

@@ -81,9 +81,6 @@ def print_table(device: torch.device, results: list[Result]) -> None:
         print(f"{result.check:<{width}}  {result.figure:<44}  {word}")
 
 
-# --- pieces -----------------------------------------------------------------------------------
-
-
 class Staging:
     """Components, a layout and one slot over warm anonymous memory."""
 
@@ -166,9 +163,6 @@ class Learner:
 def all_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Return whether all tensors are equal bit for bit."""
     return all(same_bits(one, other) for one, other in zip(some, others, strict=True))
-
-
-# --- checks -----------------------------------------------------------------------------------
 
 
 def check_copy_rates(device: torch.device, megabytes: int) -> list[Result]:

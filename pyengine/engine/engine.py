@@ -111,8 +111,6 @@ class SnapshotEngine:
             raise
         self._session = session
 
-    # --- what is saved ----------------------------------------------------------------------
-
     def track(self, **objects: Any) -> SnapshotEngine:
         """Save these objects under these names, and restore them in place.
 
@@ -147,8 +145,6 @@ class SnapshotEngine:
         self._live()
         self._tracked.declare_static(names)
 
-    # --- snapshots --------------------------------------------------------------------------
-
     def tick(self, step: int) -> PendingSnapshot | None:
         """Take a snapshot if one is due; call it as the last statement of a step.
 
@@ -180,8 +176,6 @@ class SnapshotEngine:
         with self._turn():
             self._check_started(session)
             return self._taker.snapshot(step, checked)
-
-    # --- restore ----------------------------------------------------------------------------
 
     def restore(
         self,
@@ -233,8 +227,6 @@ class SnapshotEngine:
             self._is_poisoned = is_applying
 
         return restore_snapshot(session, self._tracked, info, options, applying)
-
-    # --- the end ----------------------------------------------------------------------------
 
     def close(
         self, final: int | None = None, *, timeout: float = config.CLOSE_WAIT_SECONDS
@@ -292,8 +284,6 @@ class SnapshotEngine:
         if session is not None and self._owner_pid == os.getpid():
             logger.warning("an engine was not closed; its writer finishes by itself")
             self._let_go(session)
-
-    # --- for everyone above ------------------------------------------------------------------
 
     @property
     def run_dir(self) -> str:

@@ -112,9 +112,6 @@ def _begin_line(session: Session, tracked: Tracked, line: int, parent: str | Non
         ring.set_line(line)
 
 
-# --- before anything changes ------------------------------------------------------------------
-
-
 def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
     saved = {record.name: record for record in info.components if record.status == "saved"}
     _compare_names(tracked, info, saved, options.allow)
@@ -197,9 +194,6 @@ def _absent(
         reason = reasons.get(name)
         note = f"excluded then: {reason}" if reason else "left as it is"
         yield ComponentReport(name, kind, "not saved", note=note)
-
-
-# --- live objects change from here on ----------------------------------------------------------
 
 
 def _apply(tracked: Tracked, work: _Work, options: RestoreOptions) -> None:

@@ -87,8 +87,6 @@ class Session:
         self.buffers = StagingBuffers(self.control, self.link.give_staging)
         stack.callback(self.buffers.close)
 
-    # --- snapshots --------------------------------------------------------------------------
-
     def next_sequence(self) -> int:
         """Return a number that no snapshot of this generation had."""
         self._sequence += 1
@@ -131,8 +129,6 @@ class Session:
         if count:
             self.link.wake()
         return count
-
-    # --- the writer ------------------------------------------------------------------------
 
     def give_ring(self, name: str, ring: ReplayBuffer) -> None:
         """Hand a ring's memory to the writer, once it has any, and when a restore replaced it."""
@@ -191,8 +187,6 @@ class Session:
     def _on_message(self, message: Message) -> None:
         if message.get("kind") == "warning":
             logger.warning("%s", message.get("text"))
-
-    # --- the end ---------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> Drained:
         """Wait for pending snapshots, then for the writer to finish and end."""

@@ -54,8 +54,6 @@ class RingBinding:
         self._parents_storage: Storage | None = None
         register_for_child(self)
 
-    # --- lifetime ---------------------------------------------------------------------------
-
     def close(self) -> None:
         """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid."""
         self._is_closed = True
@@ -107,8 +105,6 @@ class RingBinding:
             total = control.total_count(lane)
             windows.append((min(control.tail(lane), total), total))
         return windows
-
-    # --- the engine's side --------------------------------------------------------------------
 
     def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
         """Let an engine persist this ring under `label`. RingInUseError for a second engine.

@@ -68,8 +68,6 @@ class ReplayBuffer(RingBinding):
         self._mutable_names = tuple(self.schema.mutable_fields)
         self._outputs = Outputs(self.schema)
 
-    # --- size -------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return sum(total - tail for tail, total in self._windows())
 
@@ -93,8 +91,6 @@ class ReplayBuffer(RingBinding):
         held = "closed" if self._is_closed or self._is_forked else str(len(self))
         size = f"{held}/{self.capacity} rows, {self.num_envs} lanes"
         return f"ReplayBuffer({size}, {self.schema!r})"
-
-    # --- append -----------------------------------------------------------------------------
 
     def add(
         self, rows: Mapping[str, Any] | None = None, /, *, mask: Any = None, **fields: Any
@@ -235,8 +231,6 @@ class ReplayBuffer(RingBinding):
         starting: Refs = ids[starts.astype(bool)]
         return starting
 
-    # --- read -------------------------------------------------------------------------------
-
     def sample(self, batch_size: int, *, out: Any = None, device: Any = None) -> Batch:
         """Draw `batch_size` rows uniformly, with replacement, each valid row of the ring alike.
 
@@ -337,8 +331,6 @@ class ReplayBuffer(RingBinding):
         except BlockFault as fault:
             raise damage_error(storage, fault) from None
         return values
-
-    # --- lifetime ---------------------------------------------------------------------------
 
     def __enter__(self) -> ReplayBuffer:
         return self

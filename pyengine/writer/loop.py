@@ -92,8 +92,6 @@ class Loop:
             logger.info("asked to terminate")
             self._end(Ending.TERMINATE, config.TERMINATE_GRACE_SECONDS)
 
-    # --- events ---------------------------------------------------------------------------
-
     def _wait(self) -> None:
         poller = select.poll()
         fds = [self._workers.event, self._signal_fd]
@@ -153,8 +151,6 @@ class Loop:
         self._session.abandon_staging()
         self._drain_again = self._drain is not None
         self._end(Ending.DRAIN, None)
-
-    # --- the end --------------------------------------------------------------------------
 
     def _end(self, ending: Ending, grace_seconds: float | None) -> None:
         if ending <= self._ending:

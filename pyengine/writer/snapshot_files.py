@@ -90,8 +90,6 @@ class SnapshotFiles:
         for ring in self._rings:
             ring.finder.release()
 
-    # --- rings ----------------------------------------------------------------------------
-
     def _ring_steps(self, ring: _Ring) -> Iterator[None]:
         yield from ring.finder.steps()
         pieces = ring.finder.result()
@@ -149,8 +147,6 @@ class SnapshotFiles:
             )
             self._session.bytes_written += size_bytes if how == "copy" else 0
 
-    # --- staged files ---------------------------------------------------------------------
-
     def _file_steps(self, staging: Arena) -> Iterator[None]:
         plans = list(self._descriptor.files)
         if all(plan.path != names.META for plan in plans):
@@ -192,8 +188,6 @@ class SnapshotFiles:
         written = durable.write_file(self._directory, path, pieces, direct=True, hashed=False)
         # Begun before this task, by another thread: never a wait for a thread that this one holds.
         return written.size_bytes, checksum.result()
-
-    # --- common ---------------------------------------------------------------------------
 
     def _add(self, path: str, size_bytes: int, checksum: int) -> None:
         self.records[path] = FileRecord(path, size_bytes, f"{checksum:016x}", "all")

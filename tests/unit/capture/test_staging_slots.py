@@ -262,9 +262,6 @@ def test_capture_holds_live_values_until_they_are_staged():
     assert captured.values[0] is live["a"]
 
 
-# --- safetensors files ------------------------------------------------------------------------
-
-
 def _file():
     return bytes(Snapshot({"x": torch.arange(10)}).files["state/x.safetensors"])
 

@@ -154,9 +154,6 @@ def test_example_of_the_page_is_the_golden_segment():
         assert data[begin : begin + len(expected)] == expected, offset
 
 
-# --- a decoder made from the page alone ----------------------------------------------------------
-
-
 def decode_by_the_page(data):
     """Return ({field: array of all rows}, runs), with nothing but struct, NumPy and XXH3."""
     at = {name: (offset, size) for name, offset, size, _ in _byte_table("Header record")}
@@ -249,8 +246,6 @@ def test_blocks_cover_the_regions_exactly():
     assert cursor == header.block_table_offset
     assert number + 1 == header.block_count > len(header.fields)
 
-
-# --- damage --------------------------------------------------------------------------------------
 
 IMAGE = _image(KIND_PART, (Run(0, 3, 40), Run(5, 0, 11)))
 

@@ -143,8 +143,6 @@ class TrainerSide:
         self.messages: list[Message] = []
         self.start_writer(plan)
 
-    # --- the writer -----------------------------------------------------------------------
-
     def start_writer(self, plan: list[Any] | None = None) -> None:
         self.channel, theirs = Channel.pair()
         with theirs:
@@ -195,8 +193,6 @@ class TrainerSide:
         with contextlib.suppress(ClosedError):  # without a writer the next one is given it
             self._send_ring(ring)
         return ring
-
-    # --- snapshots ------------------------------------------------------------------------
 
     def stage(
         self,
