@@ -145,7 +145,7 @@ class Schema(Mapping[str, Field]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self.to_record() == other.to_record()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal by value, so no hash by identity
 
     def __repr__(self) -> str:
         inner = ", ".join(

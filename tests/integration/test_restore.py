@@ -310,12 +310,12 @@ def test_generators_are_set_after_every_user_callable(tmp_path: Path) -> None:
         def set_state(self, state: dict[str, int]) -> None:
             torch.rand(3)
             np.random.rand(3)
-            self.explorer.random()  # type: ignore[attr-defined]
-            self.ring.sample(4)  # type: ignore[attr-defined]
+            self.explorer.random()
+            self.ring.sample(4)
 
     def make(seed: int) -> tuple[Training, Draws]:
         training, draws = Training(seed), Draws(0)
-        draws.explorer, draws.ring = training.rng, training.ring  # type: ignore[attr-defined]
+        draws.explorer, draws.ring = training.rng, training.ring
         return training, draws
 
     training, draws = make(0)

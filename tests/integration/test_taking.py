@@ -121,11 +121,11 @@ def test_what_raises_while_capturing_stages_nothing(
 ) -> None:
     engine, training = run
     training.step(0)
-    training.counters["bad"] = lambda: None  # type: ignore[assignment]
+    training.counters["bad"] = lambda: None
     for _ in range(4):  # more often than there are slots
         with pytest.raises(errors.CaptureError, match="counters"):
             engine.snapshot(0)
-    for entry in engine._session.control.entries:  # type: ignore[union-attr]
+    for entry in engine._session.control.entries:
         assert entry.staging[1] == StagingState.FREE
         assert entry.snapshot[1] in (SnapshotState.NONE, SnapshotState.CANCELLED)
     del training.counters["bad"]

@@ -92,7 +92,7 @@ def test_an_error_for_good_is_raised_once_at_the_next_call(
         training.step(0)
         pending = engine.snapshot(0)
         while not pending.is_done:
-            engine._session.wait(1.0)  # type: ignore[union-attr]
+            engine._session.wait(1.0)
         with pytest.raises(errors.SnapshotFailedError, match="s0001"):
             engine.tick(1)
         assert engine.tick(2) is None

@@ -4,10 +4,10 @@ The slot's memory is registered with the driver once, so that copies run at the 
 without the CPU; torch does not know that memory, so events of our own order everything. Per device,
 the side stream waits for what the compute stream has queued (the state of the cut), copies, and
 records an event; the compute stream waits for it, so that no later kernel overwrites a source, and
-`finish` waits for it, so that a slot is published whole. Small tensors
-that lie next to each other in the slot are first gathered on the device, so that thousands of them
-are a few transfers. Where registration fails, copies go through pageable memory, three to four
-times slower, and one warning says so.
+`finish` waits for it, so that a slot is published whole. Small tensors that lie next to each other
+in the slot are first gathered on the device, so that thousands of them are a few transfers. Where
+registration fails, copies go through pageable memory, three to four times slower, and one warning
+says so.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ GATHER_BYTES = 64 * 1024
 """Tensors below this size are gathered on the device before they are sent."""
 
 _ALREADY_REGISTERED = 712
+
+_cuda: Any = torch.cuda
+"""torch leaves parts of this module without types."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -90,13 +93,13 @@ class CudaCopier:
     def _send(self, index: int, pairs: list[Pair]) -> None:
         stream = self._streams.get(index)
         if stream is None:
-            stream = self._streams[index] = torch.cuda.Stream(device=index)  # type: ignore[no-untyped-call]
+            stream = self._streams[index] = _cuda.Stream(device=index)
         compute = torch.cuda.current_stream(index)
         stream.wait_stream(compute)
         with torch.no_grad(), torch.cuda.stream(stream):
             for target, source in gathered(pairs, self._kept):
                 target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = _cuda.Event()
             event.record(stream)
         compute.wait_event(event)
         self._pending.append((index, event))
@@ -168,7 +171,7 @@ def _runs(pairs: list[Pair]) -> Iterator[list[Pair]]:
 
 
 def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return _cuda.cudart()
 
 
 def _clear_error() -> None:

@@ -163,6 +163,7 @@ class ModuleComponent(Component):
                 write_tensor(live, saved[name])
             return
         state = OrderedDict((key, saved[plain_name(key)]) for key in module.state_dict())
+        # torch looks for the versions in an attribute of the dict, which OrderedDict lacks.
         state._metadata = _metadata(module, decoded.value["versions"])  # type: ignore[attr-defined]
         module.load_state_dict(state, strict=True)
         for name, live in self._live().items():

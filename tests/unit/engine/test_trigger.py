@@ -97,4 +97,4 @@ def test_without_a_budget_cost_does_not_matter() -> None:
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Trigger(**settings)  # type: ignore[arg-type]
+        Trigger(**settings)

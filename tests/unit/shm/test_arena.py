@@ -23,7 +23,7 @@ def in_child(task: object) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            os._exit(0 if task() else 1)  # type: ignore[operator]
+            os._exit(0 if task() else 1)
         except BaseException:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
