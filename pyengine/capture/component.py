@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pyengine.capture.decode import Decoder
 from pyengine.capture.files import damage_in, read_parts
 from pyengine.capture.merge import Merge
 from pyengine.capture.tensorfile import TensorFile, Value
@@ -78,8 +79,9 @@ class Component(ABC):
         with damage_in(path):
             return Decoded(self._decode(structure, tensors, path))
 
-    @abstractmethod
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any: ...
+    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
+        """Return what the structure holds; here, where it is one tree."""
+        return Decoder(tensors, path).decode(structure["tree"])
 
     @abstractmethod
     def check(self, decoded: Decoded) -> tuple[str, ...]:

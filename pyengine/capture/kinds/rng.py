@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
-from pyengine.capture.decode import Decoder
 from pyengine.capture.lazy_torch import is_torch_loaded
 from pyengine.capture.leaves import RngLeaf, TensorLeaf
 from pyengine.capture.merge import Merge
@@ -18,8 +17,7 @@ from pyengine.capture.rngs import (
     python_state,
     python_state_tuple,
 )
-from pyengine.capture.tensorfile import TensorFile
-from pyengine.capture.tree import Encoder, Node
+from pyengine.capture.tree import Encoder
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +41,6 @@ class RngComponent(Component):
         encoder = Encoder(self.name)
         structure = {"of": "object", "tree": encoder.encode(self.rng)}
         return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
-
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        return Decoder(tensors, path).decode(structure["tree"])
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         self._plan(decoded)
@@ -87,9 +82,6 @@ class ProcessRngComponent(Component):
         }
         structure = {"of": "process", "tree": encoder.encode(state)}
         return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
-
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        return Decoder(tensors, path).decode(structure["tree"])
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         state = decoded.value

@@ -110,9 +110,6 @@ class EnvironmentComponent(Component):
         tree = encoder.encode(self.environment.get())
         return Captured(self.name, self.kind, {"tree": tree}, encoder.names, encoder.values)
 
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        return Decoder(tensors, path).decode(structure["tree"])
-
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         Merge(self.name).fresh(decoded.value)
         return ()

@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
-from pyengine.capture.decode import Decoder
 from pyengine.capture.lazy_torch import is_tensor
 from pyengine.capture.leaves import DataclassLeaf, TensorLeaf
 from pyengine.capture.merge import Merge
 from pyengine.capture.protocol import type_name
-from pyengine.capture.tensorfile import TensorFile
-from pyengine.capture.tree import Encoder, Node
-
-if TYPE_CHECKING:
-    import torch
+from pyengine.capture.tree import Encoder
 
 
-class CountersComponent(Component):
-    """A mutable container or dataclass; what it holds is refilled in place where it can be."""
-
-    kind = "counters"
-    phase = Phase.STATE
+class _TreeComponent(Component):
+    """A value that is one tree."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)
         self.value = value
 
     def capture(self) -> Captured:
-        """Return everything the container holds."""
+        """Return the value with everything that it holds."""
         encoder = Encoder(self.name)
         structure = {"tree": encoder.encode(self.value)}
         return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
 
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        return Decoder(tensors, path).decode(structure["tree"])
+
+class CountersComponent(_TreeComponent):
+    """A mutable container or dataclass; what it holds is refilled in place where it can be."""
+
+    kind = "counters"
+    phase = Phase.STATE
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         decoded.plan = self._plan(decoded.value)
@@ -58,24 +54,11 @@ class CountersComponent(Component):
         decoded.late = [merge]
 
 
-class TensorComponent(Component):
+class TensorComponent(_TreeComponent):
     """One tensor, parameter or array, written in place."""
 
     kind = "tensor"
     phase = Phase.MODULE
-
-    def __init__(self, name: str, value: torch.Tensor | np.ndarray[Any, Any]) -> None:
-        super().__init__(name)
-        self.value = value
-
-    def capture(self) -> Captured:
-        """Return the value."""
-        encoder = Encoder(self.name)
-        structure = {"tree": encoder.encode(self.value)}
-        return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
-
-    def _decode(self, structure: Node, tensors: TensorFile | None, path: str) -> Any:
-        return Decoder(tensors, path).decode(structure["tree"])
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         saved = decoded.value
