@@ -321,7 +321,10 @@ _PLAIN: dict[type[Any], Callable[[Any], Node]] = {
     float: _float,
     str: _str,
     complex: lambda value: {"$": "complex", "v": [_float(value.real), _float(value.imag)]},
-    range: lambda value: {"$": "range", "v": [_int(value.start), _int(value.stop), value.step]},
+    range: lambda value: {
+        "$": "range",
+        "v": [_int(n) for n in (value.start, value.stop, value.step)],
+    },
 }
 _SHARED: dict[type[Any], Callable[[Encoder, Any, str, int], Node]] = {
     list: Encoder._list,

@@ -5,12 +5,13 @@ Everything random comes from saved generators, so that equal digests mean equal 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +91,17 @@ class Training:
             "window": _hash(np.asarray(self.ring.tail), np.asarray(self.ring.total_count)),
             "generators": _hash(*generators),
         }
+
+
+@contextlib.contextmanager
+def tracking(
+    run_dir: Any, seed: int = 5, **options: Any
+) -> Iterator[tuple[pyengine.SnapshotEngine, Training]]:
+    """Give an engine and a new training that it tracks, not yet restored."""
+    training = Training(seed)
+    with pyengine.SnapshotEngine(run_dir, **options) as engine:
+        training.track(engine)
+        yield engine, training
 
 
 def new_ring(seed: int = 0, *, rows_per_lane: int = ROWS_PER_LANE) -> pyengine.ReplayBuffer:

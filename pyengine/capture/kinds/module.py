@@ -194,7 +194,7 @@ def decode_module(structure: Node, tensors: TensorFile | None, path: str) -> dic
     names = [name for name in tensors.names if name not in set(structure["inner"])]
     state: dict[str, Any] = {name: tensors.tensor(name) for name in names}
     state.update((alias, state[name]) for alias, name in tied.items())
-    versions = Decoder(None, path).decode(structure["versions"])
+    versions = decoder.value(structure["versions"], "/versions", 0)
     return {"state": {**state, **extra}, "tied": tied, "versions": versions}
 
 

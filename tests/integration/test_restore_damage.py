@@ -1,0 +1,77 @@
+"""Damaged files: an error that names them, before a value reaches the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import committed
+from program import Training, new_ring, tracking
+
+import pyengine
+from pyengine import errors
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model/policy.safetensors",
+        "optimizer/optimizer.msgpack",
+        "meta.json",
+        "buffer/replay/buffer_header.json",
+        "buffer/replay/mutable.safetensors",
+        "manifest.json",
+    ],
+)
+def test_damage_is_an_error_that_names_the_file_and_changes_nothing(
+    saved: tuple[Path, dict[str, str]], path: str
+) -> None:
+    run_dir, _ = saved
+    file = run_dir / "snapshots" / committed(run_dir)[-1] / path
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with tracking(run_dir) as (engine, training):
+        before = training.digest()
+        with pytest.raises(errors.DamageError) as caught:
+            engine.restore()
+        assert caught.value.path == str(file)
+        assert training.digest() == before
+        with pytest.raises(errors.UnrestoredRunError):
+            engine.tick(0)
+
+
+def test_a_truncated_file_is_told_from_a_changed_one(saved: tuple[Path, dict[str, str]]) -> None:
+    run_dir, _ = saved
+    file = run_dir / "snapshots" / committed(run_dir)[-1] / "model" / "policy.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        Training().track(engine)
+        with pytest.raises(errors.TruncatedFileError, match=r"policy\.safetensors"):
+            engine.restore()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_damaged_segment_never_reaches_the_user(
+    saved: tuple[Path, dict[str, str]], eager: bool
+) -> None:
+    run_dir, _ = saved
+    directory = run_dir / "snapshots" / committed(run_dir)[-1] / "buffer" / "replay"
+    file = sorted(directory.glob("segment-*-0-0-8-*.seg"))[0]
+    data = bytearray(file.read_bytes())
+    data[4096 + 40] ^= 1  # a row of the first field
+    file.write_bytes(data)
+    ring = new_ring()
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        training = Training(ring=ring)
+        training.track(engine)
+
+        def read_everything() -> None:
+            engine.restore(eager=eager)
+            assert not eager, "eager means that damage is found at once"
+            ring.gather(ring.refs())
+
+        with pytest.raises(errors.DamageError) as caught:
+            read_everything()
+        assert caught.value.path.endswith(".seg")
+        assert caught.value.offset is not None

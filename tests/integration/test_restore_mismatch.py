@@ -1,0 +1,99 @@
+"""Saved and tracked state that differ: refused by name, with nothing changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import Training, new_ring
+
+import pyengine
+from pyengine import errors
+
+
+def fresh_objects() -> dict[str, Any]:
+    training = Training(seed=5)
+    return {
+        "policy": training.net,
+        "optimizer": training.optimizer,
+        "scheduler": training.scheduler,
+        "replay": training.ring,
+        "counters": training.counters,
+        "explorer": training.rng,
+        "training": training,
+    }
+
+
+@pytest.mark.parametrize("without", ["policy", "counters", "replay"])
+def test_a_saved_component_that_is_not_tracked_is_refused(
+    saved: tuple[Path, dict[str, str]], without: str
+) -> None:
+    run_dir, _ = saved
+    objects = fresh_objects()
+    training = objects.pop("training")
+    del objects[without]
+    if without == "policy":
+        del objects["optimizer"], objects["scheduler"]
+    before = training.digest()
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(**objects)
+        with pytest.raises(errors.ComponentMismatchError, match=without) as caught:
+            engine.restore()
+        assert without in caught.value.not_tracked
+        assert training.digest() == before, "nothing live changed"
+        report = engine.restore(allow=caught.value.not_tracked)
+        assert report.component(without).found == "not tracked"
+
+
+def test_a_tracked_component_that_was_not_saved_is_refused(
+    saved: tuple[Path, dict[str, str]],
+) -> None:
+    run_dir, digest = saved
+    training = Training(seed=5)
+    extra = {"x": 1}
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        training.track(engine)
+        engine.track(extra=extra)
+        with pytest.raises(errors.ComponentMismatchError) as caught:
+            engine.restore()
+        assert caught.value.not_saved == ("extra",)
+        report = engine.restore(allow=["extra"])
+        assert report.component("extra").found == "not saved"
+        assert training.digest() == digest
+    assert extra == {"x": 1}
+
+
+def test_an_exclusion_is_visible_in_snapshot_and_report(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with pyengine.SnapshotEngine(run_dir, track_rng=False) as engine:
+        engine.track(counters={"n": 1})
+        engine.exclude("teacher", "frozen, comes from the hub")
+        info = engine.snapshot(0).wait(60)
+    status = {record.name: (record.status, record.reason) for record in info.components}
+    assert status["teacher"] == ("excluded", "frozen, comes from the hub")
+    assert status["process_rng"] == ("excluded", "track_rng=False")
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(counters={"n": 0})
+        with pytest.raises(errors.ComponentMismatchError, match="process_rng"):
+            engine.restore()
+        report = engine.restore(allow=["process_rng"])
+    assert "track_rng=False" in report.component("process_rng").note
+
+
+def test_state_that_does_not_fit_changes_nothing(saved: tuple[Path, dict[str, str]]) -> None:
+    run_dir, _ = saved
+    training = Training(seed=5)
+    training.ring = new_ring(5, rows_per_lane=16)
+    before = training.digest()
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        training.track(engine)
+        with pytest.raises(errors.StateMismatchError, match="capacity") as caught:
+            engine.restore()
+        assert caught.value.component == "replay"
+        assert training.digest() == before
+        # Not poisoned: nothing was touched. Another ring is wanted, or none.
+        report = engine.restore(replay="skip")
+        assert report.component("replay").found == "skipped"
+        assert report.rows == 0
+        assert len(training.ring) == 0
