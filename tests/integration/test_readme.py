@@ -1,0 +1,90 @@
+"""What README.md shows runs as it stands, in its order, and a second start goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pyengine
+from pyengine.cli.main import main
+
+gymnasium = pytest.importorskip("gymnasium")
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text("utf-8")
+LOOP, READING = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
+
+
+def names(total_steps: int) -> dict[str, Any]:
+    """Return what the loop takes for granted."""
+    net, target = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def act(net: Any, obs: Any) -> Any:
+        with torch.no_grad():
+            return net(torch.from_numpy(obs)).argmax(1).numpy()
+
+    def learn(net: Any, target: Any, opt: Any, batch: Any) -> None:
+        with torch.no_grad():
+            wanted = batch["reward"] + target(batch["next_obs"]).amax(1) * ~batch["terminated"]
+        value = net(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
+        opt.zero_grad()
+        (value - wanted).square().mean().backward()
+        opt.step()
+        target.load_state_dict(net.state_dict())
+
+    return {
+        "envs": gymnasium.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync"),
+        "net": net,
+        "target": target,
+        "opt": torch.optim.Adam(net.parameters()),
+        "act": act,
+        "learn": learn,
+        "total_steps": total_steps,
+    }
+
+
+def start(total_steps: int) -> dict[str, Any]:
+    """Run the loop of the page, with a snapshot more often."""
+    assert "every_steps=10_000" in LOOP
+    scope = names(total_steps)
+    try:
+        exec(LOOP.replace("every_steps=10_000", "budget=None, every_steps=20"), scope)
+    finally:
+        scope["envs"].close()
+    return scope
+
+
+def test_code_and_commands_run_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = start(90)
+    assert not first["report"]
+    assert first["counters"]["episodes"] > 0, "autoreset was part of it"
+    second = start(130)
+    saved = second["report"].global_step
+    assert saved >= 20
+    left_out = 8 * (saved + 1) - second["report"].rows
+    assert 0 < left_out <= first["counters"]["episodes"], "a row for each reset, no other"
+    exec(READING, {"pyengine": pyengine})
+    commands = [(name, rest.strip()) for tool, name, rest in COMMANDS if tool == "pyengine"]
+    assert len(commands) == 2
+    for command in commands:
+        assert main(command) == 0
+        assert capsys.readouterr().out
+
+
+def test_targets_and_links_exist() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    targets = [target for tool, target, _ in COMMANDS if tool == "make"]
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for page in ("README.md", "ARCHITECTURE.md"):
+        text = (REPOSITORY / page).read_text("utf-8")
+        for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+            assert (REPOSITORY / link).exists(), link
