@@ -26,12 +26,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, init=False)
 class Field:
-    """One field of a row.
+    """One field of a row; an immutable value.
 
-    `shape` is the shape of one row's value, `dtype` its element type. An append field
-    (`mutable=False`) never changes once its row was added. A mutable field may be changed through
-    `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small (priorities,
-    flags). `default` (mutable fields only) is stored where `add` is not given a value.
+    `shape` is the shape of one row's value: () for a scalar, an int for one axis, up to 8 axes of
+    at least 1. `dtype` is its element type, as a name or as NumPy's or torch's: bool, (u)int8 to
+    (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
+
+    An append field (`mutable=False`) never changes once its row was added. A mutable field may be
+    changed through `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small
+    (priorities, flags). `default` (mutable fields only) is stored where `add` is not given a value;
+    without one `add` needs it.
 
     Raises SchemaError for a shape or dtype that cannot be stored.
     """
@@ -84,14 +88,16 @@ FieldLike = Field | tuple[Any, Any] | str | Mapping[str, Any]
 
 
 class Schema(Mapping[str, Field]):
-    """The fields of a row, by flat name, in order.
+    """The fields of a row, by flat name, in order; an immutable value without memory of its own.
 
     `Schema({"obs": ((4, 84, 84), "uint8"), "reward": "float32", "priority": Field(mutable=True)})`
-    takes a Field, a (shape, dtype) pair, a dtype (a scalar field), or a dict of the same (nested).
-    `episode_end` names boolean scalar fields; a row in which one is true ends its episode, and
-    nothing that spans rows crosses the break after it.
+    takes a Field, a (shape, dtype) pair, a dtype (a scalar field), or a dict of the same, whose
+    names are joined by "/". Up to 1024 fields with names of up to 63 bytes, one of them at least an
+    append field. `episode_end` names boolean scalar append fields; a row in which one is true ends
+    its episode, and nothing that spans rows crosses the break after it.
 
-    Raises SchemaError for names, shapes or dtypes that cannot be stored.
+    A mapping of Fields: `schema["obs"].shape`. Schemas are equal where fields, order and
+    `episode_end` are. Raises SchemaError for what cannot be stored, KeyError for unknown names.
     """
 
     def __init__(self, fields: Mapping[str, FieldLike], *, episode_end: Sequence[str] = ()) -> None:
@@ -110,7 +116,10 @@ class Schema(Mapping[str, Field]):
     def from_env(cls, env: Any, **fields: FieldLike) -> Schema:
         """Return the schema of one transition of a Gymnasium environment, single or vectorised.
 
-        Fields: obs, action, reward (float32), next_obs, terminated, truncated; `fields` adds more.
+        Fields: obs, action, reward (float32), next_obs, terminated, truncated (bool; both end an
+        episode), in the shapes and dtypes of one environment's spaces; `fields` adds more or takes
+        the place of one. Looks at the spaces only: the environment is neither stepped nor kept.
+        Raises SchemaError for spaces without a fixed shape.
         """
         observation = getattr(env, "single_observation_space", None) or env.observation_space
         action = getattr(env, "single_action_space", None) or env.action_space
@@ -167,7 +176,7 @@ class Schema(Mapping[str, Field]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's append fields."""
+        """Bytes of one row's append fields, the reserved start field included."""
         return sum(field.row_bytes for field in self.append_fields.values())
 
     def to_record(self) -> dict[str, Any]:
