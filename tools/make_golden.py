@@ -3,18 +3,28 @@
     python tools/make_golden.py tests/golden/v1
 
 A version's files are written once and never again: an existing directory is refused. What they
-hold is told here and checked by tests/unit/format/test_golden_files.py.
+hold is told here and checked by tests/unit/format/test_golden_files.py and
+tests/unit/capture/test_golden_components.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import mmap
 import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from pyengine._native.hashing import seal_image
+from pyengine.capture.build import build_component
+from pyengine.capture.copiers.cpu import CpuCopier
+from pyengine.capture.staging import StagingLayout, StagingSlot
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 from pyengine.format.schema import Field, Schema
@@ -130,11 +140,70 @@ def manifest() -> bytes:
     ).to_bytes()
 
 
+def tracked_objects() -> dict[str, Any]:
+    """Return objects of the kinds whose files differ, with values that no seed decides."""
+    net = torch.nn.Linear(2, 3, dtype=torch.bfloat16)
+    for parameter in net.parameters():
+        values = torch.arange(parameter.numel(), dtype=parameter.dtype).reshape(parameter.shape)
+        parameter.data.copy_(values / 4)
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.25, momentum=0.5)
+    optimizer.step()
+    generator = np.random.Generator(np.random.PCG64())
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": 1 << 100, "inc": 3},
+        "has_uint32": 1,
+        "uinteger": 7,
+    }
+    shared = [1.5, float("-inf")]
+    counters = {
+        "updates": 12,
+        "long": list(range(100)),
+        "shared": [shared, shared],
+        "by lane": {0: (1, 2**80), 1: np.float32(0.5)},
+        "bytes": b"\x00\xff",
+        "grid": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "complex": np.array([1 - 2j], dtype=np.complex64),
+    }
+    return {"policy": net, "optimizer": optimizer, "explorer": generator, "counters": counters}
+
+
+@functools.cache
+def components() -> dict[str, bytes]:
+    """Return the component files of `tracked_objects()` by their paths."""
+    captured = [build_component(name, value).capture() for name, value in tracked_objects().items()]
+    meta = {"global_step": 2345, "created_at": "2025-03-01T12:00:00+00:00", "notes": {"seed": 3}}
+    plan = StagingLayout().plan(captured, meta)
+    memory = mmap.mmap(-1, plan.required_bytes)
+    with StagingSlot(memory, CpuCopier()) as slot:
+        slot.fill(plan)
+    files = {}
+    for file in plan.files:
+        (piece,) = file.pieces
+        assert not isinstance(piece, bytes)
+        files[file.path] = memory[piece.offset : piece.offset + piece.length]
+    return files
+
+
+COMPONENT_PATHS = (
+    "meta.json",
+    "model/policy.safetensors",
+    "optimizer/optimizer.msgpack",
+    "optimizer/optimizer.safetensors",
+    "rng/explorer.msgpack",
+    "state/counters.safetensors",
+)
+
 FILES: dict[str, Callable[[], bytes]] = {
     "segment.seg": segment,
     "part.seg": part,
     "buffer_header.json": buffer_header,
     "manifest.json": manifest,
+    **{
+        f"components/{path}": functools.partial(lambda path: components()[path], path)
+        for path in COMPONENT_PATHS
+    },
 }
 
 
@@ -149,6 +218,7 @@ def main() -> int:
         print(f"{directory} exists: golden files of a version never change", file=sys.stderr)
         return 2
     for name, make in FILES.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(make())
     return 0
 

@@ -38,6 +38,10 @@ def _read(name):
     return data, header
 
 
+def _contents():
+    return {path: path.read_bytes() for path in V1.rglob("*") if path.is_file()}
+
+
 def _values(data, header):
     """{field: list of rows as bytes}."""
     return {
@@ -121,9 +125,9 @@ def test_this_version_still_writes_the_same_bytes(name):
 
 
 def test_golden_files_are_never_overwritten():
-    before = {path.name: path.read_bytes() for path in V1.iterdir()}
+    before = _contents()
     done = subprocess.run(
         [sys.executable, TOOL, V1], cwd=REPOSITORY, env={"PYTHONPATH": str(REPOSITORY)}, check=False
     )
     assert done.returncode == 2
-    assert {path.name: path.read_bytes() for path in V1.iterdir()} == before
+    assert _contents() == before
