@@ -36,7 +36,7 @@ class TensorFile:
         assert (8 + length) % 4096 == 0
         self.metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         dtypes = json.loads(self.metadata.get("pyengine.dtypes", "{}"))
-        for name, entry in safetensors.deserialize(data):
+        for name, entry in sorted(safetensors.deserialize(data), key=lambda pair: pair[0]):
             array = np.frombuffer(bytes(entry["data"]), ELEMENTS[entry["dtype"]])
             shape = entry["shape"]
             if name in dtypes:
