@@ -82,7 +82,10 @@ def _make_visible(
 ) -> SnapshotInfo:
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
     final = os.path.join(snapshots, manifest.name)
-    done = find_committed(held.run_dir, manifest.name)
+    done = None
+    # One that cannot be read or made durable is moved aside and staged anew.
+    with contextlib.suppress(OSError):
+        done = find_committed(held.run_dir, manifest.name)
     if done is not None:
         trash.append(held.trash(staged_dir))
         return done
@@ -92,24 +95,45 @@ def _make_visible(
         held.rename(staged_dir, final)
         durable.fsync_directory(snapshots)
         durable.replace_file(final, names.MANIFEST, data, temporary=names.MANIFEST_TMP)
-    except BaseException:
+    except BaseException as error:
         # Whatever became of it, it is not durable: out of the way, so that it can be staged anew.
         for path in (final, staged_dir):
             with contextlib.suppress(OSError):
                 trash.append(held.trash(path))
+        _disown(held, final, manifest, error)
         raise
     return SnapshotInfo.of(final, manifest)
+
+
+def _disown(held: CommitLock, final: str, manifest: Manifest, error: BaseException) -> None:
+    """Leave no manifest that was not made durable under the snapshot's name: it would count.
+
+    Where it can be neither moved nor removed, nobody may try again over it: SnapshotFailedError.
+    """
+    path = os.path.join(final, names.MANIFEST)
+    try:
+        held.unlink(path)
+    except OSError as stays:
+        raise SnapshotFailedError(
+            f"{path} may not be durable ({error}) and cannot be removed ({stays}): the snapshot "
+            "does not count, although it can be seen",
+            sequence=manifest.sequence,
+        ) from error
 
 
 def find_committed(run_dir: str, name: str) -> SnapshotInfo | None:
     """Return the snapshot of this name where it is committed and its manifest verifies, else None.
 
-    What a new writer asks about a snapshot that its predecessor was committing.
+    What a new writer asks about a snapshot that its predecessor was committing. Durable on return:
+    the predecessor may have died between the manifest's rename and the fsync of its directory.
+    Raises OSError where that fsync fails.
     """
     try:
-        return scan.read_snapshot(run_dir, name)
+        info = scan.read_snapshot(run_dir, name)
     except (FileNotFoundError, DamageError):
         return None
+    durable.fsync_directory(info.path)
+    return info
 
 
 def _point_latest(held: CommitLock, manifest: Manifest) -> None:

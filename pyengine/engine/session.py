@@ -170,19 +170,26 @@ class Session:
 
     def _fail_pending(self, error: WriterDiedError) -> None:
         """Decide what a writer that is given up has left undecided, and take the slots back."""
-        from pyengine.catalog.commit import find_committed
-
         names = {pending.sequence: pending.name for pending in self._pending}
         for entry in self.control.entries:
             sequence, state = entry.snapshot
             name = names.get(sequence)
             is_committing = state == SnapshotState.COMMITTING and name is not None
-            if is_committing and find_committed(self.run_dir, str(name)) is not None:
+            if is_committing and self._is_committed(str(name)):
                 entry.move_snapshot(sequence, state, SnapshotState.COMMITTED)
             elif state in (SnapshotState.PENDING, SnapshotState.COMMITTING):
                 entry.fail(sequence, {"type": "WriterDiedError", "message": str(error)})
             for used in (StagingState.STAGED, StagingState.WRITING):
                 entry.move_staging(sequence, used, StagingState.FREE)
+
+    def _is_committed(self, name: str) -> bool:
+        from pyengine.catalog.commit import find_committed
+
+        try:
+            return find_committed(self.run_dir, name) is not None
+        except OSError as error:
+            logger.warning("snapshot %s cannot be made durable: %s", name, error)
+            return False
 
     def _on_message(self, message: Message) -> None:
         if message.get("kind") == "warning":

@@ -117,6 +117,38 @@ def test_failed_commit_can_be_staged_anew(run, make, monkeypatch, rule):
     assert scan.newest_restorable(run.run_dir).name == again.name
 
 
+NOT_DURABLE = [
+    Rule(op="fsync", path="*/step-*.s0002", action="error"),
+    Rule(op="rename", path="*/.trash-*", action="error", times=0),
+]
+
+
+def test_manifest_that_is_not_durable_never_stays(run, make, monkeypatch):
+    staged, manifest = make.stage(run.run_dir, sequence=2)
+    monkeypatch.setattr(door, "active", FaultDoor(NOT_DURABLE))
+    with pytest.raises(OSError, match="Input/output"):
+        commit.publish_snapshot(run.run_dir, staged, manifest, begin=lambda: True, keep_last=1)
+    monkeypatch.undo()
+    assert commit.find_committed(run.run_dir, manifest.name) is None
+    assert make.publish(run.run_dir, sequence=2, attempt=1).name == manifest.name
+
+
+def test_manifest_that_is_not_durable_and_stays_ends_all_attempts(run, make, monkeypatch):
+    staged, manifest = make.stage(run.run_dir, sequence=2)
+    stays = Rule(op="unlink", path="*/manifest.json", action="error", times=0)
+    monkeypatch.setattr(door, "active", FaultDoor([*NOT_DURABLE, stays]))
+    with pytest.raises(SnapshotFailedError, match="may not be durable"):
+        commit.publish_snapshot(run.run_dir, staged, manifest, begin=lambda: True, keep_last=1)
+
+
+def test_commit_of_a_dead_writer_is_made_durable_before_it_counts(run, make, monkeypatch):
+    info = make.publish(run.run_dir, sequence=2)
+    recorder = Recorder()
+    monkeypatch.setattr(door, "active", recorder)
+    assert commit.find_committed(run.run_dir, info.name) is not None
+    assert [call.paths for call in recorder.ops("fsync")] == [(info.path,)]
+
+
 def test_directory_of_a_dead_writer_blocks_nothing(run, make):
     info = make.publish(run.run_dir, sequence=2)
     os.unlink(os.path.join(info.path, "manifest.json"))  # died before the manifest
