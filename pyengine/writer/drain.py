@@ -8,7 +8,7 @@ pool.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 from pyengine.errors import PyengineError
@@ -20,6 +20,8 @@ from pyengine.writer.parts import OpenRows, spread, write_part
 from pyengine.writer.ring_view import RingView
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
+
+_ATTEMPTS = 2
 
 
 def seal_full_segments(session: Session) -> None:
@@ -34,18 +36,35 @@ def seal_full_segments(session: Session) -> None:
 def drain_steps(session: Session, workers: Workers) -> Iterator[None]:
     """Persist the published open rows of all rings; each yield waits for an event.
 
-    Rows that the newest committed snapshot holds already are left out with their ring. Errors are
-    logged: there is nobody left to raise them to.
+    Rows that the newest committed snapshot holds already are left out with their ring. A part whose
+    write fails is written once more, as a new file. Errors are logged and told, and the ring is
+    noted in `session.undrained`: there is nobody left to raise them to.
     """
+    session.undrained.clear()
     for ring in session.rings.values():
         rows = open_rows(ring)
         if not rows or _is_all_committed(ring):
             continue
         for group in spread(ring, rows):
-            try:
-                yield from _write(session, workers, ring, group)
-            except (OSError, PyengineError) as error:
-                logger.error("ring %s: open rows could not be persisted: %s", ring.name, error)
+            error = yield from _try_write(session, workers, ring, group)
+            if error is not None:
+                session.undrained.add(ring.name)
+                session.warn(f"ring {ring.name}: open rows could not be persisted: {error}")
+
+
+def _try_write(
+    session: Session, workers: Workers, ring: RingView, rows: tuple[OpenRows, ...]
+) -> Generator[None, None, Exception | None]:
+    """Write one part, in a new file where the first was lost; return the error that stayed."""
+    last: Exception | None = None
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            yield from _write(session, workers, ring, rows)
+            return None
+        except (OSError, PyengineError) as error:
+            logger.error("ring %s: open rows, attempt %d: %s", ring.name, attempt, error)
+            last = error
+    return last
 
 
 def open_rows(ring: RingView) -> list[OpenRows]:
@@ -79,10 +98,11 @@ def _write(
     part = future.result()
     try:
         door.active.rename(ring.path(temporary), ring.path(name.text))
+        durable.fsync_directory(ring.directory)
     except OSError:
-        with contextlib.suppress(OSError):
-            door.active.unlink(ring.path(temporary))
+        for lost in (temporary, name.text):
+            with contextlib.suppress(OSError):
+                door.active.unlink(ring.path(lost))
         raise
-    durable.fsync_directory(ring.directory)
     session.bytes_written += part.size_bytes
     logger.info("ring %s: %d open rows persisted", ring.name, sum(r.row_count for r in rows))

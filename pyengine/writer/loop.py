@@ -80,7 +80,7 @@ class Loop:
             if self._ending == Ending.NONE:
                 self._idle_steps()
             elif self._is_done():
-                return not self._segments.has_unwritten
+                return not self._segments.has_unwritten and not self._session.undrained
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 logger.error("the time to finish is over; leaving unfinished work behind")
                 return False

@@ -45,11 +45,11 @@ class Session:
         self.retired: list[RingView] = []
         """Rings that a restore has replaced and that jobs may still use."""
         self.stagings: dict[int, StagingArena] = {}
+        self.undrained: set[str] = set()
+        """Rings whose open rows the drain could not persist."""
         self.bytes_written = 0
         """Bytes written since the last committed snapshot."""
         self._warned: set[str] = set()
-        if hello.get("parent") and self.control.parent is None:
-            self.control.parent = hello["parent"]
 
     def take(self, message: Message, fds: list[int]) -> None:
         """Take in a message that hands something over; others are ignored here.
@@ -70,8 +70,6 @@ class Session:
                 self.stagings[message["index"]] = StagingArena(message["version"], arena)
                 if former is not None:
                     former.arena.close()
-            elif kind == "keep":
-                self.keep_last = message["keep_last"]
         except (PyengineError, OSError, ValueError, KeyError) as error:
             self.warn(f"{kind} could not be taken over: {error}")
 

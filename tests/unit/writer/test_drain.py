@@ -192,6 +192,38 @@ def test_a_close_persists_open_rows_too(tmp_path: Path) -> None:
         assert pooled_rows(tmp_path / "run") == expected(ring)[0]
 
 
+def test_a_part_that_fails_once_is_written_again(tmp_path: Path) -> None:
+    plan = [{"op": "fsync", "path": "*/segments/*part*", "action": "error"}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        ring = trainer.add_ring()
+        ring.add(3)
+        assert trainer.close_writer() == 0
+        assert trainer.wait_for("drained")["complete"]
+        assert pooled_rows(tmp_path / "run") == expected(ring)[0]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"op": "fsync", "path": "*/segments/*part*"},
+        {"op": "rename", "path": "*/segments/*part*"},
+        {"op": "fsync", "path": "*/segments/replay"},
+    ],
+    ids=["fsync", "rename", "fsync of the directory"],
+)
+def test_a_close_that_loses_open_rows_is_not_complete(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    plan = [{**rule, "action": "error", "times": 0}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        trainer.add_ring().add(3)
+        assert trainer.close_writer() == 1
+        assert not trainer.wait_for("drained")["complete"]
+        (warning,) = trainer.texts("warning")
+        assert "open rows could not be persisted" in warning
+        assert trainer.pool() == []
+
+
 def test_a_close_ends_at_its_grace_whatever_hangs(tmp_path: Path) -> None:
     plan = [{"op": "fsync", "path": "*/segments/*", "action": "delay", "seconds": 3600}]
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
