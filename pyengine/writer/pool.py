@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.pool import remove_pool_files
-from pyengine.errors import StaleGenerationError
+from pyengine.errors import DamageError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.shm.states import SnapshotState, StagingState
@@ -69,7 +69,10 @@ def _needed_by_pending(session: Session) -> dict[str, list[_Window]] | None:
             continue
         staged, staging = entry.staging
         is_staged = staged == sequence and staging in (StagingState.STAGED, StagingState.WRITING)
-        descriptor = session.descriptor(entry) if is_staged else None
+        try:
+            descriptor = session.descriptor(entry) if is_staged else None
+        except (DamageError, ValueError):
+            return None  # the snapshot fails when it is taken up; until then nothing goes
         if descriptor is None:
             return None
         for cut in descriptor.rings:
@@ -80,13 +83,22 @@ def _needed_by_pending(session: Session) -> dict[str, list[_Window]] | None:
 def _aged_files(ring: RingView, tails: tuple[int, ...]) -> list[str]:
     lines = {ring.control.line, *ring.lines}
     aged = []
-    for entry in os.listdir(ring.directory):
+    for entry in _listed(ring):
         name = names.parse_pool_name(entry)
         if name is None or name.line not in lines or name.lane >= len(tails):
             continue
         if name.first_row + name.row_count <= tails[name.lane] and not _is_linked(ring, name):
             aged.append(entry)
     return aged
+
+
+def _listed(ring: RingView) -> list[str]:
+    try:
+        return os.listdir(ring.directory)
+    except OSError as error:
+        # A chore must not end the writer; segments that cannot be written say so themselves.
+        logger.warning("ring %s: aged-out files stay for now: %s", ring.name, error)
+        return []
 
 
 def _is_linked(ring: RingView, name: names.PoolName) -> bool:

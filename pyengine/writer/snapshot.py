@@ -144,9 +144,6 @@ class SnapshotJob:
         )
         if info is None:
             raise CancelledError
-        for cut in self._descriptor.rings:
-            ring = session.rings[cut.name]
-            ring.cut_totals = [lane.total_count for lane in cut.lanes]
 
     def _begin(self) -> bool:
         return self._entry.move_snapshot(
@@ -166,8 +163,16 @@ class SnapshotJob:
         )
         self._entry.move_staging(self._descriptor.sequence, StagingState.WRITING, StagingState.FREE)
         self.committed = info
+        self._note_totals()
         logger.info("snapshot %s is committed", info.name)
         session.tell("committed", sequence=self._descriptor.sequence, name=info.name)
+
+    def _note_totals(self) -> None:
+        """The rows of the cut lie in a snapshot: a drain need not write them again."""
+        for cut in self._descriptor.rings:
+            ring = self._session.rings.get(cut.name)
+            if ring is not None and cut.arena in (None, ring.arena.identity):
+                ring.cut_totals = [lane.total_count for lane in cut.lanes]
 
     def _is_committed_already(self) -> bool:
         """A predecessor died while committing: done where its manifest is there, else again."""

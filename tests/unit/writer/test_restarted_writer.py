@@ -95,6 +95,36 @@ def test_a_commit_that_was_made_is_not_made_twice(tmp_path: Path) -> None:
         assert trainer.control.parent == staged.name
 
 
+def test_rows_of_a_commit_that_a_dead_writer_made_are_not_written_again(tmp_path: Path) -> None:
+    plan = [
+        {"op": "fsync", "path": "*/snapshots/step-*", "nth": 2, "when": "after", "action": "kill"}
+    ]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        trainer.add_ring().add(3)
+        staged = trainer.stage(1)
+        assert trainer.process.wait(60) == -9
+        trainer.channel.close()
+        trainer.start_writer()
+        staged.committed()
+        assert trainer.close_writer() == 0
+        assert trainer.pool() == []
+
+
+def test_a_descriptor_that_makes_no_sense_does_not_end_the_writer_after_a_commit(
+    tmp_path: Path,
+) -> None:
+    with trainer_on(tmp_path / "run") as trainer:
+        trainer.kill_writer()
+        trainer.add_ring().add(3)
+        first, second = trainer.stage(1), trainer.stage(2)
+        place = second.entry.descriptor
+        trainer.stagings[second.entry.index].view(place.offset, 4)[:] = b"\xff\xff\xff\xff"
+        trainer.start_writer()
+        first.committed()
+        assert second.wait() == SnapshotState.FAILED
+        assert trainer.close_writer() == 0
+
+
 def test_a_cancelled_snapshot_is_not_taken_up_again(tmp_path: Path) -> None:
     plan = [{"op": "mkdir", "path": STAGED, "when": "after", "action": "kill"}]
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
