@@ -211,9 +211,7 @@ def test_a_part_that_fails_once_is_written_again(tmp_path: Path) -> None:
     ],
     ids=["fsync", "rename", "fsync of the directory"],
 )
-def test_a_close_that_loses_open_rows_is_not_complete(
-    tmp_path: Path, rule: dict[str, Any]
-) -> None:
+def test_a_close_that_loses_open_rows_is_not_complete(tmp_path: Path, rule: dict[str, Any]) -> None:
     plan = [{**rule, "action": "error", "times": 0}]
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
         trainer.add_ring().add(3)
