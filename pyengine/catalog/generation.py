@@ -30,15 +30,34 @@ class Party:
     since: str
 
 
-def writer_lock(
-    run_dir: str, generation: int, *, timeout: float | None = config.WRITER_START_SECONDS
-) -> OfdLock:
-    """Take the writer's byte of a generation and put this process on record as its writer.
+def reserve_writer_lock(run_dir: str, generation: int) -> OfdLock | None:
+    """Take the writer's byte for a writer that is about to start, to be handed over to it.
 
+    Between its trainer's death and its own first steps the run is then never free. None where the
+    byte is taken, or cannot be: the writer waits for it by itself.
+    """
+    try:
+        return OfdLock.try_acquire(generation_path(run_dir, generation), names.WRITER_BYTE)
+    except OSError:
+        return None
+
+
+def writer_lock(
+    run_dir: str,
+    generation: int,
+    *,
+    inherited: int | None = None,
+    timeout: float | None = config.WRITER_START_SECONDS,
+) -> OfdLock:
+    """Hold the writer's byte of a generation and put this process on record as its writer.
+
+    `inherited` is a descriptor through which the trainer took it already (`reserve_writer_lock`).
     Raises TimeoutError where another writer of the generation still lives after `timeout` seconds.
     """
     path = generation_path(run_dir, generation)
-    lock = OfdLock.acquire(path, names.WRITER_BYTE, timeout=timeout)
+    lock = None if inherited is None else OfdLock.adopt(inherited, path, names.WRITER_BYTE)
+    if lock is None:
+        lock = OfdLock.acquire(path, names.WRITER_BYTE, timeout=timeout)
     try:
         append_party(path, "writer")
     except BaseException:

@@ -4,6 +4,10 @@ The truth about snapshots lies in the control block; the link only carries descr
 Everything that was handed over is remembered and handed over again to a new writer, which finds
 the staged snapshots in the control block. The writer is looked after whenever the engine is used
 (ticks, waits, a ring that waits for a slot); there is no thread for it.
+
+A signal handler may use the engine while its own thread is in here. So what changes the process or
+the parcels runs whole (engine.critical) under `_changing`, which no other code takes: a handler
+waits for it and then finds it done.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pyengine import config
+from pyengine.catalog.generation import reserve_writer_lock
 from pyengine.engine.critical import run_whole
 from pyengine.engine.process import WriterProcess
 from pyengine.errors import ClosedError, WriterDiedError
@@ -26,19 +31,35 @@ from pyengine.fs.forking import register_for_child
 from pyengine.shm.arena import Arena
 from pyengine.shm.channel import Message, close_all
 
+K = TypeVar("K")
+
 DEATHS_IN_A_ROW = 4
 """After so many deaths without a snapshot committed in between, the writer is given up."""
 
 _SLICE_SECONDS = 0.25
 
 
-@dataclass(frozen=True, slots=True)
 class _Parcel:
-    """A message with descriptors, kept for the next writer."""
+    """A message with duplicates of descriptors, which it owns: kept for the next writer.
 
-    kind: str
-    body: dict[str, Any]
-    fds: tuple[int, ...]
+    Their owner may close his own at any time, and the number may then be another file's.
+    """
+
+    def __init__(self, kind: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        self.kind = kind
+        self.body = body
+        self.fds: tuple[int, ...] = ()
+        try:
+            for fd in fds:
+                self.fds += (os.dup(fd),)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the duplicates. Idempotent."""
+        fds, self.fds = self.fds, ()
+        close_all(fds)
 
 
 @dataclass(slots=True)
@@ -52,13 +73,18 @@ class _Parcels:
     def all(self) -> list[_Parcel]:
         return [self.hello, *self.rings.values(), *self.stagings.values()]
 
+    def close(self) -> None:
+        for parcel in self.all():
+            parcel.close()
+
 
 class WriterLink:
     """One engine's connection to its writer; owns the process, not the arenas.
 
     `hello` is the body of the first message, `control` the arena that goes with it; `on_message`
     is called with every message that arrives, in the thread that polls. Starting does not wait for
-    the writer; `poll` sees to it. Inert in a forked child.
+    the writer; `poll` sees to it. Made where no signal handler can interrupt it, as are the calls
+    that hand something over. Inert in a forked child.
     """
 
     def __init__(
@@ -66,18 +92,21 @@ class WriterLink:
     ) -> None:
         parcel = _Parcel("hello", {**hello, "size": control.size_bytes}, (control.fd,))
         self._parcels = _Parcels(parcel)
+        self._claim = (str(hello["run_dir"]), int(hello["generation"]))
         self._on_message = on_message
         self._lock = threading.RLock()
+        self._changing = threading.Lock()
         self._deaths = 0
         self._started_at = time.monotonic()
         self._is_ready = False
         self._is_lost = False
         self._is_closed = False
+        self._is_complete: bool | None = None
         self._owner_pid = os.getpid()
-        self._process: WriterProcess | None = WriterProcess()
+        self._process: WriterProcess | None = None
         register_for_child(self)
         try:
-            self._send(self._parcels.hello)
+            self._start()
         except BaseException:
             self.kill()
             raise
@@ -92,27 +121,41 @@ class WriterLink:
         """Whether the writer was given up; `revive` tries again."""
         return self._is_lost
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the writer holds its lock on the run and takes snapshots up."""
+        return self._is_ready
+
+    @property
+    def is_complete(self) -> bool | None:
+        """Whether the writer left nothing unwritten, as it said at its end; None: it did not."""
+        return self._is_complete
+
     def give_ring(self, name: str, arena: Arena, seal_event: int, **body: Any) -> None:
         """Hand over a ring's arena and the eventfd that tells of sealed segments."""
         body = {"name": name, "size": arena.size_bytes, **body}
-        parcel = _Parcel("ring", body, (arena.fd, seal_event))
-        self._parcels.rings[name] = parcel
-        self._send(parcel)
+        self._give(self._parcels.rings, name, _Parcel("ring", body, (arena.fd, seal_event)))
 
     def give_staging(self, index: int, version: int, arena: Arena) -> None:
         """Hand over a staging arena; it replaces the one of that index."""
         body = {"index": index, "version": version, "size": arena.size_bytes}
-        parcel = _Parcel("staging", body, (arena.fd,))
-        self._parcels.stagings[index] = parcel
-        self._send(parcel)
+        self._give(self._parcels.stagings, index, _Parcel("staging", body, (arena.fd,)))
+
+    def _give(self, parcels: dict[K, _Parcel], key: K, parcel: _Parcel) -> None:
+        with self._changing:
+            former = parcels.get(key)
+            parcels[key] = parcel
+            self._send(parcel)
+            if former is not None:
+                former.close()
 
     def warm(self, name: str) -> None:
         """Have the mapped files of a ring read and verified, when there is nothing else to do."""
-        self._send(_Parcel("warm", {"ring": name}, ()), timeout=0.0)
+        self._send(_Parcel("warm", {"ring": name}), timeout=0.0)
 
     def wake(self) -> None:
         """Tell the writer to look at the control block."""
-        self._send(_Parcel("wake", {}, ()), timeout=0.0)
+        self._send(_Parcel("wake", {}), timeout=0.0)
 
     def poll(self) -> None:
         """Take in messages and replace a dead writer. Never blocks for long.
@@ -122,8 +165,8 @@ class WriterLink:
         with self._lock:
             process = self._process
             if process is None:
-                if not self._is_lost and not self._is_closed:
-                    run_whole(self._start)  # an interrupt came between the two
+                if not self._is_lost:
+                    run_whole(self._start)  # the last attempt raised
                 return
             self._receive(process)
             if not process.is_alive():
@@ -163,11 +206,11 @@ class WriterLink:
             if self._is_lost:
                 self._deaths = DEATHS_IN_A_ROW - 1
                 self._is_lost = False
-                run_whole(self._start)
+                run_whole(self._start)  # a handler that was faster has started it already
 
     def drain(self, grace_seconds: float) -> None:
         """Ask the writer to finish what is staged and sealed, then to end."""
-        self._send(_Parcel("close", {"grace_seconds": grace_seconds}, ()))
+        self._send(_Parcel("close", {"grace_seconds": grace_seconds}))
 
     def join(self, seconds: float) -> bool:
         """Wait until the writer has ended; whether it did. Not a death: it is not replaced."""
@@ -185,26 +228,36 @@ class WriterLink:
 
     def release(self) -> None:
         """Let go of the writer: it ends once it has drained. Idempotent."""
-        self._is_closed = True
-        process, self._process = self._process, None
-        if process is not None and self._owner_pid == os.getpid():
-            process.release()
+        self._let_go(WriterProcess.release)
 
     def kill(self) -> None:
         """End the writer at once. Idempotent."""
+        self._let_go(WriterProcess.kill)
+
+    def _let_go(self, end: Callable[[WriterProcess], None]) -> None:
         self._is_closed = True
         process, self._process = self._process, None
-        if process is not None and self._owner_pid == os.getpid():
-            process.kill()
+        if self._owner_pid == os.getpid():
+            try:
+                if process is not None:
+                    end(process)
+            finally:
+                self._parcels.close()
 
-    def _send(self, parcel: _Parcel, timeout: float = config.SLOT_WAIT_SECONDS) -> None:
+    def _send(
+        self,
+        parcel: _Parcel,
+        *more_fds: int,
+        timeout: float = config.SLOT_WAIT_SECONDS,
+    ) -> None:
         """Send, unless the writer is gone: then its successor gets the parcel."""
         process = self._process
         if process is None:
             return
+        fds = (*parcel.fds, *more_fds)
         with contextlib.suppress(ClosedError):
-            sent = process.channel.send(parcel.kind, fds=parcel.fds, timeout=timeout, **parcel.body)
-            if not sent and parcel.fds:
+            sent = process.channel.send(parcel.kind, fds=fds, timeout=timeout, **parcel.body)
+            if not sent and fds:
                 # A writer that does not read for so long is stopped; it must not miss descriptors.
                 logger.warning("the writer (pid %d) does not respond; replacing it", process.pid)
                 process.kill()
@@ -221,6 +274,8 @@ class WriterLink:
                     self._is_ready = True
                 elif message.get("kind") == "committed":
                     self._deaths = 0
+                elif message.get("kind") == "drained":
+                    self._is_complete = message.get("complete") is True
                 self._on_message(message)
 
     def _check_start(self, process: WriterProcess) -> None:
@@ -230,27 +285,55 @@ class WriterLink:
             logger.warning("the writer (pid %d) is not up after %.0f s", process.pid, waited)
 
     def _replace(self, process: WriterProcess) -> None:
-        self._deaths += 1
-        end = process.describe_end()
-        process.release()
-        self._process = None
-        if self._deaths >= DEATHS_IN_A_ROW:
-            self._is_lost = True
-            raise WriterDiedError(
-                f"the writer {end}, as {self._deaths - 1} before it did; the next snapshot tries "
-                "again. Its log lies beside the claim in generations/"
-            )
-        logger.warning("the writer %s; starting another one", end)
-        run_whole(self._start)
+        end = run_whole(lambda: self._succeed(process))
+        if end is not None:
+            logger.warning("the writer %s; starting another one", end)
+
+    def _succeed(self, process: WriterProcess) -> str | None:
+        """Put another writer in the place of a dead one; return how that ended.
+
+        None where it was replaced already. Raises WriterDiedError where it is given up.
+        """
+        with self._changing:
+            if self._process is not process:
+                return None
+            self._deaths += 1
+            end = process.describe_end()
+            process.release()
+            self._process = None
+            if self._deaths >= DEATHS_IN_A_ROW:
+                self._is_lost = True
+                raise WriterDiedError(
+                    f"the writer {end}, as {self._deaths - 1} before it did; the next snapshot "
+                    "tries again. Its log lies beside the claim in generations/"
+                )
+        self._start()
+        return end
 
     def _start(self) -> None:
+        """Start a writer unless there is one, and give it what it must have. Runs whole."""
+        with self._changing:
+            if self._process is None and not self._is_closed:
+                self._make()
+        if self._is_closed:
+            self._let_go(WriterProcess.kill)  # closed meanwhile, by another thread
+
+    def _make(self) -> None:
         self._is_ready = False
         self._started_at = time.monotonic()
-        self._process = WriterProcess()
-        for parcel in self._parcels.all():
+        lock = reserve_writer_lock(*self._claim)
+        try:
+            self._process = WriterProcess()
+            self._send(self._parcels.hello, *(() if lock is None else (lock.fd,)))
+        finally:
+            # From here on it is the writer's alone, and goes with it.
+            if lock is not None:
+                lock.hand_over()
+        for parcel in self._parcels.all()[1:]:
             self._send(parcel)
 
     def _after_fork_in_child(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.disown()
+        self._parcels.close()

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyengine
@@ -121,7 +122,7 @@ class WriterProcess:
     def _start(self) -> None:
         self._channel, theirs = Channel.pair()
         self._words = os.memfd_create("pyengine-writer-words", os.MFD_CLOEXEC)
-        with theirs:
+        with theirs, _sigterm_blocked():
             fd = theirs.fileno()
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, ":".join(_import_path()), str(fd)],
@@ -133,6 +134,17 @@ class WriterProcess:
                 cwd="/",
             )
             self._pidfd = os.pidfd_open(self._popen.pid)
+
+
+@contextlib.contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Let a process that is started meanwhile begin with SIGTERM blocked: a signal to the whole
+    group must not end it before it can drain. The mask is this thread's alone, and inherited."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _import_path() -> list[str]:

@@ -77,6 +77,33 @@ class OfdLock:
                 raise TimeoutError(f"{path}: byte {byte} is still locked after {timeout} s")
             time.sleep(_POLL_SECONDS)
 
+    @classmethod
+    def adopt(cls, fd: int, path: str, byte: int) -> OfdLock | None:
+        """Take over a lock through a duplicate of its descriptor, which is closed in any case.
+
+        The lock belongs to the open file, not to a process: whoever has a duplicate holds it. None
+        where the descriptor does not hold it and somebody else does, or is not of this file.
+        """
+        try:
+            _request(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
+            if not os.path.samestat(os.fstat(fd), os.stat(path)):
+                raise FileNotFoundError(errno.ENOENT, "not the file of this descriptor", path)
+        except OSError:
+            door.active.close(fd)
+            return None
+        return cls(fd, path, byte)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, close-on-exec, for a message that hands a duplicate over."""
+        return self._fd
+
+    def hand_over(self) -> None:
+        """Let go without unlocking: the lock lives on with duplicates of the descriptor, if any."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            door.active.close(fd)
+
     @property
     def is_held(self) -> bool:
         """Whether this object still holds the lock."""

@@ -48,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_terminal() -> None:
-    """No terminal signal, no output, a little less priority than the trainer."""
+    """No terminal signal, no output, a little less priority than the trainer.
+
+    SIGTERM waits until the loop can answer it; the trainer has blocked it before the exec.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
@@ -64,10 +68,10 @@ def _greet(channel: Channel) -> Session | None:
         received = channel.receive(config.WRITER_START_SECONDS)
     except ClosedError:
         return None
-    if received is None or received[0].get("kind") != "hello" or len(received[1]) != 1:
+    if received is None or received[0].get("kind") != "hello" or len(received[1]) not in (1, 2):
         return None
     message, fds = received
-    return Session(channel, message, fds[0])
+    return Session(channel, message, *fds)
 
 
 def _log_to(session: Session) -> None:
@@ -86,12 +90,14 @@ def _log_to(session: Session) -> None:
 def _work(session: Session, trainer: Trainer) -> int:
     # A predecessor that is still at it (stopped, then continued) must be gone before anything of
     # the control block is touched.
-    with writer_lock(session.run_dir, session.generation), Workers() as workers:
+    lock = writer_lock(session.run_dir, session.generation, inherited=session.lock_fd)
+    with lock, Workers() as workers:
         _clear_predecessor(session)
         session.take_back()
         with _signal_pipe() as signal_fd:
             loop = Loop(session, workers, trainer, signal_fd)
             signal.signal(signal.SIGTERM, lambda *_: loop.terminate())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             session.tell("ready", pid=os.getpid())
             complete = loop.run()
         session.tell("drained", complete=complete)

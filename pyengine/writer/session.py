@@ -34,8 +34,12 @@ class StagingArena:
 class Session:
     """One writer's work for one trainer; owns the arenas it was given."""
 
-    def __init__(self, channel: Channel, hello: Message, control_fd: int) -> None:
+    def __init__(
+        self, channel: Channel, hello: Message, control_fd: int, lock_fd: int | None = None
+    ) -> None:
         self.channel = channel
+        self.lock_fd = lock_fd
+        """Through it the trainer has taken the writer's byte of the claim for this process."""
         self.run_dir: str = hello["run_dir"]
         self.generation: int = hello["generation"]
         self.keep_last: int = hello.get("keep_last", 3)

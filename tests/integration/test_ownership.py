@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import await_writers_end, committed, writers
+from processes import await_end, await_writers_end, committed, writers
 from program import Plan, Training, run
 
 import pyengine
@@ -64,6 +65,36 @@ def test_a_start_waits_for_the_writer_of_a_dead_trainer(start: Any, tmp_path: Pa
     }
     child = start(run, run_dir, Plan(6, snapshots=(5,), faults=(slow,), kill_self_at=5))
     assert child.join() == -9
+    training = Training()
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        training.track(engine)
+        assert engine.restore().global_step == 5
+
+
+def stage_for_a_writer_that_starts(send: Any, run_dir: str) -> None:
+    training = Training()
+    engine = pyengine.SnapshotEngine(run_dir)
+    training.track(engine)
+    engine.restore()
+    training.step(5)
+    assert engine.writer_pid is not None
+    os.kill(engine.writer_pid, signal.SIGKILL)
+    await_end(engine.writer_pid)
+    late = {
+        "op": "open",
+        "path": "*/generations/0001",
+        "process": "*pyengine.writer*",
+        "action": "delay",
+        "seconds": 1.0,
+    }
+    os.environ["PYENGINE_FAULT_PLAN"] = json.dumps([late])
+    engine.snapshot(5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_start_waits_for_a_writer_that_has_hardly_begun(start: Any, tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    assert start(stage_for_a_writer_that_starts, run_dir).join() == -9
     training = Training()
     with pyengine.SnapshotEngine(run_dir) as engine:
         training.track(engine)

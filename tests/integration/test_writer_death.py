@@ -72,6 +72,22 @@ def test_a_writer_killed_between_snapshots_is_replaced_at_a_tick(
         assert engine.snapshot(1).wait(60)
 
 
+def test_sigterm_waits_until_a_starting_writer_can_answer_it(
+    token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        first = engine.writer_pid
+        assert first is not None
+        os.kill(first, signal.SIGTERM)  # the constructor does not wait for it
+        training = Training()
+        training.track(engine)
+        engine.restore()
+        await_end(first)
+        with caplog.at_level(logging.WARNING, logger="pyengine"):
+            engine.tick(0)
+        assert "ended with exit status 0" in caplog.text
+
+
 def test_one_failed_fsync_is_made_good_in_a_new_file(
     monkeypatch: pytest.MonkeyPatch, token: str, tmp_path: Path
 ) -> None:
