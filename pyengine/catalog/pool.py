@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
+from pyengine.catalog.scan import committed_names
 from pyengine.errors import DamageError
 from pyengine.events import logger
 from pyengine.format import names
@@ -61,6 +62,26 @@ def adopt_files(
             header.ring,
         )
     return adopted
+
+
+def snapshot_links(run_dir: str, ring: str, file: str) -> list[str]:
+    """Return the names that snapshots have for a file of the pool, newest snapshot first.
+
+    What people need where it is damaged: those snapshots' directories are to be moved away.
+    """
+    links = []
+    for snapshot in reversed(committed_names(run_dir)):
+        directory = os.path.join(run_dir, names.SNAPSHOTS, snapshot.text, names.BUFFER, ring)
+        paths = (os.path.join(directory, name) for name in _listed(directory))
+        links += [path for path in paths if _is_same(path, file)]
+    return links
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
 
 
 def _full_segments(header: BufferHeader) -> Iterable[Extent]:

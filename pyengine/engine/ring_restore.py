@@ -90,18 +90,23 @@ class RingRestore:
     def _segment_file(
         self, file: str, record: pool.FileRecordTuple | None, directory: str
     ) -> SegmentFile:
-        """Return where a file of the header lies: in the pool where it was adopted."""
+        """Return where a file of the header lies, with its name in the pool where it was adopted.
+
+        An error is to name the snapshot's own link: moving that directory away is the remedy. Only
+        where the pool has a copy that is the file which later snapshots share.
+        """
         path = f"{BUFFER}/{self._name}/{file}"
         listed = self._info.file(path)
         if listed is None:
             shown = os.path.join(self._info.path, path)
             raise DamageError(f"{shown}: the manifest does not list this file", path=shown)
         checksum = int(listed.xxh3_64, 16)
+        own = os.path.join(self._info.path, path)
         if record is None:
-            return SegmentFile(os.path.join(self._info.path, path), checksum, None)
+            return SegmentFile(own, checksum, None)
         line, lane, first_row, row_count, sequence, _, _ = record
-        name = PoolName(line, lane, first_row, row_count, sequence).text
-        return SegmentFile(os.path.join(directory, name), checksum, record)
+        pooled = os.path.join(directory, PoolName(line, lane, first_row, row_count, sequence).text)
+        return SegmentFile(own if os.path.samefile(own, pooled) else pooled, checksum, record)
 
 
 def read_ring(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pyengine._native import hashing
-from pyengine.catalog.pool import FileRecordTuple
+from pyengine.catalog.pool import FileRecordTuple, snapshot_links
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
@@ -38,7 +38,9 @@ def warm_steps(session: Session, workers: Workers, ring: RingView) -> Iterator[N
             continue  # aged out while we looked
         elif isinstance(error, (PyengineError, OSError)):
             damaged += 1
-            session.warn(f"ring {ring.name}: {error}")
+            links = snapshot_links(session.run_dir, ring.name, ring.path(pool_name(record)))
+            where = f"; the same file: {', '.join(links)}" if links else ""
+            session.warn(f"ring {ring.name}: {error}{where}")
         else:
             raise error
     session.tell("warmed", ring=ring.name, segments=verified, damaged=damaged)

@@ -75,6 +75,7 @@ def test_damage_is_told_and_its_segment_stays_unverified(tmp_path: Path) -> None
         assert verified_blocks(ring) == 3 * ring.plan.layout.block_count
         texts = trainer.texts("warning")
         assert [any(name in text for text in texts) for name in damaged] == [True, True], texts
+        assert all(f"snapshots/{name}/buffer/replay/segment-" in text for text in texts), texts
 
 
 def test_restored_segments_are_linked_again_and_not_written(tmp_path: Path) -> None:
