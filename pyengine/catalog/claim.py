@@ -60,10 +60,6 @@ class Claim:
         """Whether this process still holds the claim."""
         return self._lock.is_held
 
-    def still_newest(self) -> bool:
-        """Return whether no newer generation was claimed. Only a look: see `commit_lock`."""
-        return scan.claimed_generation(self.run_dir) == self.generation
-
     def release(self) -> None:
         """Give the run up. Idempotent."""
         if self._lock.is_held:
@@ -71,6 +67,8 @@ class Claim:
             _registry.leave(self.run_dir)
 
     def __del__(self) -> None:
+        # At the interpreter's end anything that release needs may be gone already; the kernel frees
+        # the lock in any case.
         with contextlib.suppress(Exception):
             self.release()
 

@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -94,11 +95,12 @@ def _path_of(fd: int) -> str:
         return f"fd:{fd}"
 
 
-class ObservedDoor(Door):
-    """A door that passes every call through `_around(op, paths, call)`."""
+class ObservedDoor(Door, ABC):
+    """A door that passes every call through `_around`."""
 
+    @abstractmethod
     def _around(self, op: str, paths: tuple[str, ...], call: Callable[[], T]) -> T:
-        raise NotImplementedError
+        """Make the call, or fail instead, and return what it returned."""
 
     def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
         paths = (_path_at(path, dir_fd),)

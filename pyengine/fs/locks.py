@@ -132,6 +132,8 @@ class OfdLock:
         self.release()
 
     def __del__(self) -> None:
+        # At the interpreter's end anything that release needs may be gone already; the kernel frees
+        # the lock in any case.
         with contextlib.suppress(Exception):
             self.release()
 

@@ -5,16 +5,16 @@ it, and those are sent again to a restarted writer. Sending never blocks longer 
 stopped writer must not stop the trainer.
 
 trainer -> writer
-    hello {run_dir, generation, run_id, line, keep_last, parent, size}   fds: control arena
+    hello {run_dir, generation, keep_last, size}   fds: control arena, and where it could be taken
+                                                   the lock on the writer's byte of the claim
     ring {name, size, schema}                                            fds: arena, seal eventfd
     staging {index, version, size}                                       fds: staging arena
     wake {}        a snapshot was staged or cancelled
-    keep {keep_last}
     warm {ring}    read and verify the mapped files of a restored ring, when there is nothing else
     close {grace_seconds}
 
 writer -> trainer
-    ready {pid}    everything of hello is taken in
+    ready {pid}    it holds its lock on the claim and takes snapshots up
     committed {sequence, name}   failed {sequence}   cancelled {sequence}
     warning {text}
     warmed {ring, segments, damaged}

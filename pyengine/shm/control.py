@@ -33,7 +33,7 @@ _MAGIC = b"PEENGINE"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ64s")
 _WORDS_OFFSET = 128
-_LINE, _TRAINER_BEAT, _WRITER_BEAT, _PARENT = range(4)
+_LINE, _WRITER_BEAT, _PARENT = range(3)
 _WORD_COUNT = 8
 _NAMES_OFFSET = 192
 _NAME = struct.Struct(f"<Q{NAME_BYTES}s")
@@ -249,15 +249,6 @@ class EngineControl:
         index = 1 if self._words.load(_PARENT) == 2 else 2
         _NAME.pack_into(self._names, (index - 1) * _NAME.size, len(text), text)
         self._words.store(_PARENT, index)
-
-    @property
-    def trainer_heartbeat(self) -> int:
-        """CLOCK_MONOTONIC nanoseconds that the trainer stored last (0: never)."""
-        return self._words.load(_TRAINER_BEAT)
-
-    @trainer_heartbeat.setter
-    def trainer_heartbeat(self, now_ns: int) -> None:
-        self._words.store(_TRAINER_BEAT, now_ns)
 
     @property
     def writer_heartbeat(self) -> int:

@@ -164,10 +164,7 @@ class TrainerSide:
             fds=[self.control.arena.fd],
             run_dir=str(self.run_dir),
             generation=self.claim.generation,
-            run_id=self.claim.run_id,
-            line=names.line_text(self.line.id),
             keep_last=self.keep_last,
-            parent=None,
             size=CONTROL_BYTES,
         )
         for ring in self.rings.values():
