@@ -7,17 +7,17 @@ session (claim, writer, memory), the cutter (what goes into a snapshot) and rest
 from __future__ import annotations
 
 import atexit
-import operator
 import os
 import threading
-import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine import config, errors
 from pyengine.catalog import scan
+from pyengine.engine import settings
+from pyengine.engine.at_exit import EXIT_SECONDS, close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
 from pyengine.engine.describe import Identity, check_metrics
 from pyengine.engine.owner import RingOwner
@@ -31,11 +31,10 @@ from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
 from pyengine.format.manifest import check_notes
 from pyengine.fs.forking import register_for_child
+from pyengine.fs.mounts import is_remote
 
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
-
-_EXIT_SECONDS = 30.0
 
 
 class SnapshotEngine:
@@ -76,25 +75,30 @@ class SnapshotEngine:
         notes: Mapping[str, Any] | None = None,
         drain_wait: float = config.DRAIN_WAIT_SECONDS,
     ) -> None:
-        _check_choice("when_busy", when_busy, ("skip", "wait"))
-        _check_choice("on_error", on_error, ("raise", "warn"))
-        if keep_last < 1:
-            raise errors.ConfigError(f"keep_last={keep_last} must be at least 1")
-        identity = Identity(algorithm, dict(notes or {}))
+        path = settings.check_path("run_dir", run_dir)
+        settings.check_choice("when_busy", when_busy, ("skip", "wait"))
+        settings.check_choice("on_error", on_error, ("raise", "warn"))
+        keep_last = settings.check_count("keep_last", keep_last, low=1)
+        drain_wait = settings.check_seconds("drain_wait", drain_wait, may_be_zero=True)
+        if algorithm is not None:
+            settings.check_text("algorithm", algorithm)
+        identity = Identity(algorithm, settings.check_mapping("notes", notes))
         check_notes(identity.notes)
         trigger = Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget)
         self._on_error = on_error
-        self._strict = strict
-        self._fresh = fresh
-        self._tracked = Tracked(track_rng=track_rng)
+        self._strict = settings.check_flag("strict", strict)
+        self._fresh = settings.check_flag("fresh", fresh)
+        self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
         self._owner = RingOwner(self)
         self._lock = threading.Lock()
         self._inside: int | None = None
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
-        session = Session(os.fspath(run_dir), keep_last=keep_last, drain_wait=drain_wait)
+        # Empty at first, so that an interrupt at any moment finds here what was opened so far.
+        session = Session()
         try:
+            session.open(path, keep_last=keep_last, drain_wait=drain_wait)
             self._taker = Taker(
                 session,
                 self._tracked,
@@ -104,12 +108,13 @@ class SnapshotEngine:
                 raises=on_error == "raise",
             )
             self._has_snapshots = bool(scan.committed_names(session.run_dir))
+            self._exit_hook = close_at_exit(self)
             register_for_child(self)
-            self._exit_hook = _close_at_exit(self)
+            self._session = session
         except BaseException:
-            session.abandon()
+            self._session = None
+            run_whole(session.abandon)
             raise
-        self._session = session
 
     def track(self, **objects: Any) -> SnapshotEngine:
         """Save these objects under these names, and restore them in place.
@@ -151,12 +156,13 @@ class SnapshotEngine:
         The snapshot holds the state with which step + 1 begins; everything is copied when this
         returns. Returns the snapshot that was started, else None. Raises the error of an earlier
         snapshot (see `on_error`), UnrestoredRunError, PoisonedEngineError, and what capturing
-        raises: CaptureError, SharedMemoryError, errors of tracked objects.
+        raises: CaptureError, SharedMemoryError, errors of tracked objects. ConfigError for a step
+        that is no integer from 0 to 2**63 - 1.
         """
         session = self._live()
         if self._inside == threading.get_ident():
             return None
-        step = operator.index(step)
+        step = settings.check_step(step)
         with self._turn():
             self._check_started(session)
             return self._taker.tick(step)
@@ -169,8 +175,8 @@ class SnapshotEngine:
         Raises as `tick` does.
         """
         session = self._live()
-        step = operator.index(step)
-        checked = check_metrics(metrics or {})
+        step = settings.check_step(step)
+        checked = check_metrics(settings.check_mapping("metrics", metrics))
         if self._inside == threading.get_ident() or is_in_signal_handler():
             return self._taker.wish()
         with self._turn():
@@ -189,7 +195,8 @@ class SnapshotEngine:
 
         On a run without snapshots, and with `fresh=True`, the report is false and `next_step` 0.
         Replay rows come back lazily: full segments are mapped files, read and verified when they
-        are touched; `eager=True` reads and verifies them now. `replay="skip"` leaves rings empty,
+        are touched; `eager=True` reads and verifies them now, as always on network and FUSE
+        file systems. `replay="skip"` leaves rings empty,
         `replay_last=N` takes the newest N rows only. `allow` names components that may be missing
         on either side.
 
@@ -199,11 +206,12 @@ class SnapshotEngine:
         is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
         """
         session = self._live()
-        _check_choice("replay", replay, ("exact", "skip"))
-        replay_last = None if replay_last is None else operator.index(replay_last)
-        if replay_last is not None and replay_last < 0:
-            raise errors.ConfigError(f"replay_last={replay_last} must not be negative")
-        options = RestoreOptions(eager, replay, replay_last, tuple(allow))
+        settings.check_choice("replay", replay, ("exact", "skip"))
+        if replay_last is not None:
+            replay_last = settings.check_count("replay_last", replay_last, low=0)
+        allowed = settings.check_names("allow", allow)
+        eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
+        options = RestoreOptions(eager, replay, replay_last, allowed)
         with self._turn():
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
@@ -233,33 +241,54 @@ class SnapshotEngine:
     ) -> None:
         """Wait for pending snapshots, let the writer finish, and let go of the run. Idempotent.
 
-        `final=step` takes one more snapshot first. After `timeout` seconds a writer that is still
-        at work is left to finish by itself, with a warning. Raises the error of a snapshot that
-        did not come about (see `on_error`); the engine is closed nevertheless.
+        `final=step` takes one more snapshot first, whatever became of earlier ones. After `timeout`
+        seconds a writer that is still at work is left to finish by itself, with a warning. Then
+        raises the error of a snapshot that did not come about (see `on_error`), or what taking the
+        final one raised; the engine is closed nevertheless.
         """
         session = self._session
         if session is None or self._owner_pid != os.getpid():
             return
+        timeout = settings.check_seconds("timeout", timeout, may_be_zero=True)
+        final = None if final is None else settings.check_count("final", final, low=0)
         failed: list[errors.PyengineError] = []
+        others: list[Exception] = []
         try:
             if final is not None:
-                self.snapshot(final)
-            self._look_after_writer()
-            failed += session.drain(timeout).errors
+                with _noting(others):
+                    self._take_final(session, final, failed)
+            with _noting(others):
+                self._look_after_writer()
+            failed += session.drain(timeout)
         finally:
             run_whole(lambda: self._let_go(session))
-        for error in failed[1:] if self._on_error == "raise" else failed:
-            logger.warning("%s", error)
-        if failed and self._on_error == "raise":
-            raise failed[0]
+        raised = [*(failed if self._on_error == "raise" else []), *others][:1]
+        for error in (*failed, *others):
+            if error not in raised:
+                logger.warning("%s", error)
+        if raised:
+            raise raised[0]
+
+    def _take_final(self, session: Session, step: int, failed: list[errors.PyengineError]) -> None:
+        """Take the last snapshot; the errors of earlier ones are noted in `failed`."""
+        if self._inside == threading.get_ident() or is_in_signal_handler():
+            raise errors.SnapshotError(
+                f"no final snapshot of step {step}: the engine was closed in a signal handler, "
+                "where the learner may be in the middle of a step"
+            )
+        with self._turn():
+            self._check_started(session)
+            self._taker.snapshot(step, {}, failed)
 
     def _let_go(self, session: Session) -> None:
         self._session = None
-        atexit.unregister(self._exit_hook)
-        for ring in self._tracked.rings.values():
-            ring.unbind(self._owner)
-        self._taker.close()
-        session.release()
+        # The last one first, and every one of them whatever the others raise.
+        with ExitStack() as steps:
+            steps.callback(session.release)
+            steps.callback(self._taker.close)
+            for ring in self._tracked.rings.values():
+                steps.callback(ring.unbind, self._owner)
+            steps.callback(atexit.unregister, self._exit_hook)
 
     def __enter__(self) -> SnapshotEngine:
         self._live()
@@ -275,7 +304,7 @@ class SnapshotEngine:
             self.close()
             return
         try:
-            self.close(timeout=_EXIT_SECONDS)
+            self.close(timeout=EXIT_SECONDS)
         except errors.PyengineError as error:
             logger.warning("while closing after %s: %s", type(value).__name__, error)
 
@@ -353,22 +382,10 @@ class SnapshotEngine:
         atexit.unregister(self._exit_hook)
 
 
-def _close_at_exit(engine: SnapshotEngine) -> Any:
-    """Register a close at the end of the program that does not keep the engine alive."""
-    reference = weakref.ref(engine)
-
-    def hook() -> None:
-        found = reference()
-        if found is None:
-            return
-        try:
-            found.close(timeout=_EXIT_SECONDS)
-        except errors.PyengineError as error:
-            logger.warning("%s", error)
-
-    return atexit.register(hook)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise errors.ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+@contextmanager
+def _noting(into: list[Exception]) -> Iterator[None]:
+    """Go on after an exception: what comes next must happen whatever the user's code did."""
+    try:
+        yield
+    except Exception as error:
+        into.append(error)

@@ -320,6 +320,7 @@ class WriterLink:
 
     def _make(self) -> None:
         self._is_ready = False
+        self._is_complete = None
         self._started_at = time.monotonic()
         lock = reserve_writer_lock(*self._claim)
         try:

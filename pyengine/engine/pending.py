@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyengine import errors
 from pyengine.engine.critical import is_in_signal_handler
-from pyengine.shm.states import SnapshotState
+from pyengine.shm.states import SnapshotState, StagingState
 
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
@@ -61,6 +61,18 @@ class PendingSnapshot:
         return self.state.is_terminal
 
     @property
+    def progress(self) -> str:
+        """How far it is, for messages to people."""
+        self.settle()
+        if self._state == SnapshotState.COMMITTING:
+            return "it is being committed"
+        if self._entry is not None and self._entry.staging[1] == StagingState.WRITING:
+            return "its files are being written"
+        if self._state == SnapshotState.PENDING:
+            return "the writer has not begun with it"
+        return f"it is {self._state.name.lower()}"
+
+    @property
     def outcome(self) -> Outcome | None:
         """What it cost the writer (`persist_ns`, `bytes_written`, `new_bytes`), once committed."""
         self.settle()
@@ -87,7 +99,8 @@ class PendingSnapshot:
             remaining = 1.0 if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(
-                    f"snapshot {self.name or '(wished)'} is still pending after {timeout} s"
+                    f"snapshot {self.name or '(wished)'} is still pending after {timeout} s: "
+                    f"{self.progress}"
                 )
             self._watch.wait(min(1.0, remaining))
         self._is_told = True

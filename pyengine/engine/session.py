@@ -12,7 +12,6 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine import config
@@ -23,6 +22,8 @@ from pyengine.engine.link import WriterLink
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.errors import PyengineError, SnapshotFailedError, WriterDiedError
 from pyengine.events import logger
+from pyengine.format import names
+from pyengine.fs.process import read_status
 from pyengine.shm.arena import Arena
 from pyengine.shm.channel import Message
 from pyengine.shm.control import CONTROL_BYTES, EngineControl
@@ -34,18 +35,14 @@ if TYPE_CHECKING:
     from pyengine.replay.storage import Storage
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """How an engine's end went: `is_complete` where the writer finished and ended in time."""
-
-    is_complete: bool
-    errors: tuple[PyengineError, ...]
-
-
 class Session:
-    """One claim on a run and what works under it; owns all of it. Inert in a forked child."""
+    """One claim on a run and what works under it; owns all of it. Inert in a forked child.
 
-    def __init__(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
+    Empty until `open`, which an interrupt may end at any moment: `abandon` then lets go of whatever
+    was opened. `claim`, `run_dir`, `control`, `link` and `buffers` are there once it has returned.
+    """
+
+    def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._resources = contextlib.ExitStack()
         self._pending: list[PendingSnapshot] = []
@@ -54,12 +51,12 @@ class Session:
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
+        self._link: WriterLink | None = None
+
+    def open(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
+        """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
         stop = threading.Event()
-        try:
-            run_whole(lambda: self._open(run_dir, keep_last, drain_wait, stop), stop)
-        except BaseException:
-            run_whole(self.abandon)
-            raise
+        run_whole(lambda: self._open(run_dir, keep_last, drain_wait, stop), stop)
 
     def __del__(self) -> None:
         if getattr(self, "_owner_pid", None) == os.getpid() and hasattr(self, "_pending"):
@@ -78,12 +75,9 @@ class Session:
         hello = {
             "run_dir": self.run_dir,
             "generation": self.claim.generation,
-            "run_id": self.claim.run_id,
-            "line": 0,
             "keep_last": keep_last,
-            "parent": None,
         }
-        self.link = WriterLink(hello, arena, self._on_message)
+        self.link = self._link = WriterLink(hello, arena, _on_message)
         self.buffers = StagingBuffers(self.control, self.link.give_staging)
         stack.callback(self.buffers.close)
 
@@ -155,6 +149,7 @@ class Session:
 
     def wait(self, seconds: float) -> None:
         """Wait for news from the writer, at most `seconds`, and take them in."""
+        self._settle_lost()
         if self.link.is_lost:
             return
         try:
@@ -168,12 +163,17 @@ class Session:
 
         return read_snapshot(self.run_dir, name)
 
+    def _settle_lost(self) -> None:
+        """An interrupt may have come in place of the error that said the writer was given up."""
+        if self.link.is_lost:
+            self._fail_pending(WriterDiedError("the writer kept dying and was given up"))
+
     def _fail_pending(self, error: WriterDiedError) -> None:
         """Decide what a writer that is given up has left undecided, and take the slots back."""
-        names = {pending.sequence: pending.name for pending in self._pending}
+        pending_names = {pending.sequence: pending.name for pending in self._pending}
         for entry in self.control.entries:
             sequence, state = entry.snapshot
-            name = names.get(sequence)
+            name = pending_names.get(sequence)
             is_committing = state == SnapshotState.COMMITTING and name is not None
             if is_committing and self._is_committed(str(name)):
                 entry.move_snapshot(sequence, state, SnapshotState.COMMITTED)
@@ -191,46 +191,82 @@ class Session:
             logger.warning("snapshot %s cannot be made durable: %s", name, error)
             return False
 
-    def _on_message(self, message: Message) -> None:
-        if message.get("kind") == "warning":
-            logger.warning("%s", message.get("text"))
+    def drain(self, seconds: float) -> list[PyengineError]:
+        """Wait for pending snapshots, then for the writer to finish and end, `seconds` in all.
 
-    def drain(self, seconds: float) -> Drained:
-        """Wait for pending snapshots, then for the writer to finish and end."""
+        Returns the errors of snapshots that did not come about; warns of an end that is not
+        complete.
+        """
         deadline = time.monotonic() + seconds
-        while self.has_pending and not self.link.is_lost and time.monotonic() < deadline:
+        while self.has_pending and time.monotonic() < deadline:
+            if self.link.is_lost:
+                break
             self.wait(min(1.0, max(0.0, deadline - time.monotonic())))
-        errors = [pending.take_error() for pending in self.settle()]
-        ended = True
         if not self.link.is_lost:
             grace = max(1.0, deadline - time.monotonic())
             self.link.drain(max(grace, config.DRAIN_WAIT_SECONDS))
-            ended = self.link.join(grace)
-        if not ended:
-            logger.warning(
-                "the writer (pid %s) has not finished after %.1f s; it goes on alone and ends by "
-                "itself",
-                self.link.pid,
-                seconds,
+            self._warn_of_end(self.link.join(grace), seconds)
+        self._settle_lost()
+        errors = [pending.take_error() for pending in self.settle()]
+        for pending in self._pending:
+            text = (
+                f"snapshot {pending.name} was still pending when the engine closed, after "
+                f"{seconds:.1f} s: {pending.progress}; {self.describe_writer()}"
             )
-        unfinished = [pending for pending in self._pending if not pending.is_done]
-        for pending in unfinished:
-            text = f"snapshot {pending.name} was still pending when the engine closed"
             errors.append(SnapshotFailedError(text, sequence=pending.sequence))
-        return Drained(ended, tuple(error for error in errors if error is not None))
+        return [error for error in errors if error is not None]
+
+    def _warn_of_end(self, has_ended: bool, seconds: float) -> None:
+        log = os.path.join(
+            self.run_dir, names.GENERATIONS, names.generation_log_name(self.claim.generation)
+        )
+        if not has_ended:
+            logger.warning(
+                "the writer has not finished after %.1f s; it goes on alone and ends by itself: %s",
+                seconds,
+                self.describe_writer(),
+            )
+        elif not self.link.is_complete:
+            logger.warning(
+                "the writer ended before every row was on disk; committed snapshots are whole. Its "
+                "log says why: %s",
+                log,
+            )
+
+    def describe_writer(self) -> str:
+        """Return what the writer is doing, for messages to people."""
+        pid = self.link.pid
+        if pid is None:
+            return "there is no writer"
+        status = read_status(pid)
+        if status is None or status.is_dead:
+            return f"the writer (pid {pid}) has ended"
+        if status.is_stopped:
+            return f"the writer (pid {pid}) is stopped, by a signal or a debugger"
+        if not self.link.is_ready:
+            return f"the writer (pid {pid}) is still starting"
+        idle_seconds = (time.monotonic_ns() - self.control.writer_heartbeat) / 1e9
+        return f"the writer (pid {pid}) took its last step {idle_seconds:.1f} s ago"
 
     def release(self) -> None:
         """Let go of everything. Idempotent; what the writer still needs, it holds itself."""
-        for pending in self._pending:
-            pending.detach()
-        link = getattr(self, "link", None)
-        if link is not None:
-            link.release()
-        self._resources.close()
+        # The last one first, and every one of them whatever the others raise.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._resources.close)
+            if self._link is not None:
+                steps.callback(self._link.release)
+            for pending in self._pending:
+                steps.callback(pending.detach)
 
     def abandon(self) -> None:
         """Let go after a failed start: the writer, which holds nothing yet, is ended as well."""
-        link = getattr(self, "link", None)
-        if link is not None:
-            link.kill()
-        self._resources.close()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._resources.close)
+            if self._link is not None:
+                steps.callback(self._link.kill)
+
+
+def _on_message(message: Message) -> None:
+    # Not a method: the link would hold the session, and neither could go without the collector.
+    if message.get("kind") == "warning":
+        logger.warning("%s", message.get("text"))

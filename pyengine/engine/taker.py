@@ -65,10 +65,18 @@ class Taker:
             self._skip(step)
         return pending
 
-    def snapshot(self, step: int, metrics: dict[str, float]) -> PendingSnapshot:
-        """Take a snapshot; SnapshotBusyError where no slot becomes free in time."""
-        self._raise_errors()
-        pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS)
+    def snapshot(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        failed: list[errors.PyengineError] | None = None,
+    ) -> PendingSnapshot:
+        """Take a snapshot; SnapshotBusyError where no slot becomes free in time.
+
+        Errors of earlier snapshots are raised instead, or with `failed` noted there.
+        """
+        self._raise_errors(failed)
+        pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS, failed)
         if pending is None:
             raise errors.SnapshotBusyError(
                 f"both staging slots stayed in use for {config.STAGING_WAIT_SECONDS:.0f} s: the "
@@ -97,13 +105,17 @@ class Taker:
         self._cutter.close()
 
     def _begin(
-        self, step: int, metrics: dict[str, float], wait_seconds: float
+        self,
+        step: int,
+        metrics: dict[str, float],
+        wait_seconds: float,
+        failed: list[errors.PyengineError] | None = None,
     ) -> PendingSnapshot | None:
         """Take a snapshot into a free slot; None where none became free in time."""
         session = self._session
         session.buffers.give_up_claims()
         sequence = session.next_sequence()
-        slot = self._claim_slot(sequence, wait_seconds)
+        slot = self._claim_slot(sequence, wait_seconds, failed)
         if slot is None:
             return None
         session.record_fates()
@@ -131,7 +143,9 @@ class Taker:
         self._skipped_in_a_row = 0
         return pending
 
-    def _claim_slot(self, sequence: int, wait_seconds: float) -> StagingSlot | None:
+    def _claim_slot(
+        self, sequence: int, wait_seconds: float, failed: list[errors.PyengineError] | None
+    ) -> StagingSlot | None:
         deadline = time.monotonic() + wait_seconds
         self._session.link.revive()
         while True:
@@ -140,7 +154,7 @@ class Taker:
             if slot is not None or remaining <= 0:
                 return slot
             self._session.wait(remaining)
-            self._raise_errors()
+            self._raise_errors(failed)
 
     def _skip(self, step: int) -> None:
         self._trigger.fired(step)
@@ -158,8 +172,19 @@ class Taker:
             for name, ring in self._tracked.rings.items():
                 self._session.give_ring(name, ring)
 
-    def _raise_errors(self) -> None:
-        """Take in what became of earlier snapshots; raise or log what did not come about."""
+    def _raise_errors(self, failed: list[errors.PyengineError] | None = None) -> None:
+        """Raise or log what did not come about; with `failed`, note it there instead."""
+        found = self._take_errors()
+        if failed is not None:
+            failed += found
+            return
+        for error in found[1:] if self._raises else found:
+            logger.warning("%s", error)
+        if found and self._raises:
+            raise found[0]
+
+    def _take_errors(self) -> list[errors.PyengineError]:
+        """Take in what became of earlier snapshots; return each error once."""
         session = self._session
         self._hand_over_rings()
         found: list[errors.PyengineError] = []
@@ -167,13 +192,8 @@ class Taker:
             session.poll()
         except errors.WriterDiedError as error:
             found.append(error)
-        for pending in session.settle():
-            error_of = pending.take_error()
-            if error_of is not None and not found:
-                found.append(error_of)
+        taken = [pending.take_error() for pending in session.settle()]
+        found += [error for error in taken if error is not None]
         if session.persist_seconds is not None:
             self._trigger.persisted(session.persist_seconds)
-        for one in found:
-            if self._raises:
-                raise one
-            logger.warning("%s", one)
+        return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyengine.capture.build import build_component
 from pyengine.capture.component import Component
 from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
+from pyengine.engine import settings
 from pyengine.errors import ConfigError
 from pyengine.format.names import is_component_name
 
@@ -52,7 +53,7 @@ class Tracked:
     def exclude(self, name: str, reason: str) -> None:
         """Note that something is left out, so that snapshots and restores say so."""
         self._check_name(name)
-        self.excluded[name] = reason
+        self.excluded[name] = settings.check_text("reason", reason)
 
     def declare_static(self, names: Sequence[str]) -> None:
         """Note components that need not change; ConfigError for a name that is not tracked."""
@@ -71,7 +72,10 @@ class Tracked:
         return sorted(self.components.values(), key=lambda component: component.phase)
 
     def _check_name(self, name: str) -> None:
-        if not is_component_name(name):
-            raise ConfigError(f"{name!r} cannot name a tracked object")
+        if not isinstance(name, str) or not is_component_name(name):
+            raise ConfigError(
+                f"{name!r} cannot name a tracked object: expected 1 to 100 printable bytes without "
+                "slashes, the first no dot"
+            )
         if name in self.names or name in self.excluded:
             raise ConfigError(f"{name!r} is tracked or excluded already")

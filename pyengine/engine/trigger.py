@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pyengine.errors import ConfigError
+from pyengine.engine import settings
 from pyengine.events import logger
 
 _WORTH_A_WORD = 1.5
@@ -30,15 +30,15 @@ class Trigger:
         budget: float | None = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if every_steps is not None and every_steps < 1:
-            raise ConfigError(f"every_steps={every_steps} must be at least 1")
-        if every_seconds is not None and not every_seconds > 0:
-            raise ConfigError(f"every_seconds={every_seconds} must be more than 0")
-        if budget is not None and not 0 < budget <= 1:
-            raise ConfigError(f"budget={budget} must be in (0, 1], or None for no limit")
+        if every_steps is not None:
+            every_steps = settings.check_count("every_steps", every_steps, low=1)
+        if every_seconds is not None:
+            every_seconds = settings.check_seconds(
+                "every_seconds", every_seconds, may_be_zero=False
+            )
         self._every_steps = every_steps
         self._every_seconds = every_seconds
-        self._budget = budget
+        self._budget = None if budget is None else settings.check_share("budget", budget)
         self._clock = clock
         self._step = 0
         self._fired_at = clock()

@@ -112,6 +112,53 @@ def test_close_leaves_no_descriptor_and_no_mapping(token: str, tmp_path: Path) -
     assert writers(token) == []
 
 
+BAD_SETTINGS: list[tuple[str, Any]] = [
+    ("run_dir", ""),
+    ("run_dir", 5),
+    ("run_dir", b"run"),
+    ("run_dir", "a\0b"),
+    ("every_steps", 1.5),
+    ("every_steps", 0),
+    ("every_steps", -1),
+    ("every_steps", True),
+    ("every_seconds", -1),
+    ("every_seconds", 0),
+    ("every_seconds", float("nan")),
+    ("every_seconds", "60"),
+    ("keep_last", 1.5),
+    ("keep_last", 0),
+    ("keep_last", True),
+    ("budget", 0),
+    ("budget", 1.5),
+    ("budget", float("nan")),
+    ("budget", "much"),
+    ("when_busy", "never"),
+    ("on_error", 5),
+    ("fresh", "no"),
+    ("strict", 1),
+    ("track_rng", None),
+    ("algorithm", 5),
+    ("notes", 5),
+    ("notes", {3: "x"}),
+    ("drain_wait", -1),
+    ("drain_wait", float("inf")),
+    ("drain_wait", None),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_SETTINGS, ids=str)
+def test_a_bad_setting_is_named_and_leaves_nothing(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = open_files()
+    with pytest.raises(pyengine.errors.ConfigError, match=f"^{name}: expected .*, got "):
+        pyengine.SnapshotEngine(**{"run_dir": tmp_path / "run", name: value})
+    assert os.listdir(tmp_path) == []
+    assert open_files() == before
+    assert writers(token) == []
+
+
 def test_an_engine_that_is_dropped_lets_go(token: str, tmp_path: Path) -> None:
     engine, training = begin(str(tmp_path / "run"))
     writer = engine.writer_pid

@@ -158,6 +158,41 @@ def test_a_capture_that_grew_gets_a_larger_slot(
         assert np.array_equal(state["log"], extra["log"])
 
 
+@pytest.mark.parametrize("step", ["a", 1.5, True, -1, 2**63, None])
+def test_a_step_that_is_none_is_refused_before_anything_is_taken(
+    run: tuple[pyengine.SnapshotEngine, Training], step: Any
+) -> None:
+    engine, _ = run
+    for call in (engine.tick, engine.snapshot):
+        with pytest.raises(errors.ConfigError, match="step: expected an integer"):
+            call(step)
+    if step is not None:
+        with pytest.raises(errors.ConfigError, match="final: expected an integer"):
+            engine.close(final=step)
+    assert engine.snapshot(2**63 - 1).wait(60).global_step == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("replay", 5),
+        ("replay", "latest"),
+        ("replay_last", -1),
+        ("replay_last", 1.5),
+        ("replay_last", True),
+        ("allow", "policy"),
+        ("allow", [3]),
+        ("eager", "no"),
+    ],
+)
+def test_a_restore_refuses_what_it_does_not_know(
+    run: tuple[pyengine.SnapshotEngine, Training], name: str, value: Any
+) -> None:
+    engine, _ = run
+    with pytest.raises(errors.ConfigError, match=f"^{name}: expected .*, got "):
+        engine.restore(**{name: value})
+
+
 def test_names_and_objects_are_tracked_once(run: tuple[pyengine.SnapshotEngine, Training]) -> None:
     engine, training = run
     with pytest.raises(errors.ConfigError, match="policy"):

@@ -116,6 +116,122 @@ def test_an_error_for_good_is_raised_once_at_the_next_call(
     assert committed(tmp_path / "run") == ["step-00000003.g0001.s0002"]
 
 
+def fail_two(engine: pyengine.SnapshotEngine) -> list[pyengine.PendingSnapshot]:
+    pendings = [engine.snapshot(step) for step in (0, 1)]
+    while not all(pending.is_done for pending in pendings):
+        engine._session.wait(1.0)  # type: ignore[union-attr]
+    return pendings
+
+
+def test_of_two_errors_one_is_raised_and_the_other_logged(
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    armed(monkeypatch, op="fsync", path="*/model/*", action="error", errno="EIO", times=0)
+    engine, _ = begin(tmp_path / "run")
+    with engine:
+        fail_two(engine)
+        with pytest.raises(errors.SnapshotFailedError, match="s0001"):
+            engine.tick(2)
+        assert "s0002" in caplog.text
+
+
+def test_a_close_after_failed_snapshots_still_takes_the_final_one_and_drains(
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    armed(monkeypatch, op="fsync", path="*s000[12]*/model/*", action="error", errno="EIO", times=0)
+    engine, training = begin(tmp_path / "run")
+    fail_two(engine)
+    training.step(3)
+    with pytest.raises(errors.SnapshotFailedError, match="s0001"):
+        engine.close(final=3)
+    assert "s0002" in caplog.text
+    assert committed(tmp_path / "run") == ["step-00000003.g0001.s0003"]
+    assert "all done" in (tmp_path / "run/generations/0001.log").read_text()
+
+
+def test_a_final_snapshot_that_cannot_be_taken_is_raised_after_the_drain(
+    token: str, tmp_path: Path
+) -> None:
+    engine, training = begin(tmp_path / "run")
+    training.step(0)
+    engine.snapshot(0)
+    training.counters["bad"] = lambda: None  # type: ignore[assignment]
+    with pytest.raises(errors.CaptureError):
+        engine.close(final=1)
+    assert committed(tmp_path / "run") == ["step-00000000.g0001.s0001"]
+    assert "all done" in (tmp_path / "run/generations/0001.log").read_text()
+
+
+def test_a_close_in_a_signal_handler_says_that_there_is_no_final_snapshot(
+    token: str, tmp_path: Path
+) -> None:
+    engine, training = begin(tmp_path / "run")
+    training.step(0)
+    before = signal.signal(signal.SIGUSR1, lambda *_: engine.close(final=0))
+    try:
+        with pytest.raises(errors.SnapshotError, match="signal handler"):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(errors.ClosedError):
+        engine.tick(1)
+
+
+def test_every_step_of_the_end_happens_whatever_the_others_raise(
+    monkeypatch: pytest.MonkeyPatch, token: str, tmp_path: Path
+) -> None:
+    engine, training = begin(tmp_path / "run")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(engine._taker, "close", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.close()
+    with pyengine.SnapshotEngine(tmp_path / "run") as again:
+        again.track(replay=training.ring)
+
+
+def test_a_close_at_its_bound_names_the_snapshot_and_what_the_writer_does(
+    token: str, tmp_path: Path
+) -> None:
+    engine, training = begin(tmp_path / "run")
+    training.step(0)
+    writer = engine.writer_pid
+    assert writer is not None
+    os.kill(writer, signal.SIGSTOP)
+    try:
+        engine.snapshot(0)
+        with pytest.raises(errors.SnapshotFailedError) as caught:
+            engine.close(timeout=0.2)
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    assert "step-00000000.g0001.s0001" in str(caught.value)
+    assert "has not begun" in str(caught.value)
+    assert f"the writer (pid {writer}) is stopped" in str(caught.value)
+    await_end(writer)
+    assert len(committed(tmp_path / "run")) == 1
+
+
+def test_a_close_says_that_rows_are_not_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    armed(monkeypatch, op="fsync", path="*/segments/*part*", action="error", times=0)
+    engine, training = begin(tmp_path / "run")
+    training.step(0)
+    engine.close()
+    assert "before every row was on disk" in caplog.text
+
+
 def test_by_policy_an_error_is_only_logged(
     monkeypatch: pytest.MonkeyPatch,
     token: str,
