@@ -10,6 +10,7 @@ import logging
 logger = logging.getLogger("pyengine")
 
 
+# Ignored: StreamHandler is generic in the stubs alone; at run time before Python 3.11 it is not.
 class _StderrUnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
     """Write to stderr only while no handler of the application would see the record."""
 
