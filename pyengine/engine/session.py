@@ -43,6 +43,7 @@ class Session:
     """
 
     def __init__(self) -> None:
+        self._link: WriterLink | None = None
         self._owner_pid = os.getpid()
         self._resources = contextlib.ExitStack()
         self._pending: list[PendingSnapshot] = []
@@ -51,7 +52,6 @@ class Session:
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
-        self._link: WriterLink | None = None
 
     def open(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""

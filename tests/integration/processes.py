@@ -201,18 +201,21 @@ def committed(run_dir: Any) -> list[str]:
     return [info.name for info in scan_snapshots(os.fspath(run_dir)).snapshots]
 
 
-def interrupted_at(line: int, call: Any) -> tuple[bool, Any]:
-    """Call `call` and raise KeyboardInterrupt before the n-th line of ours that this thread runs.
+def interrupted_at(place: int, call: Any, *, event: str = "line") -> tuple[bool, Any]:
+    """Call `call` and raise KeyboardInterrupt before the n-th line (or, with `event`, the n-th
+    "opcode") of ours that this thread runs.
 
-    Return (whether that line was reached, the result or None).
+    Return (whether that place was reached, the result or None).
     """
-    left = line
+    left = place
+    wanted = event
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
         if "/pyengine/" not in frame.f_code.co_filename:
             return None
-        if event == "line":
+        frame.f_trace_opcodes = wanted == "opcode"
+        if event == wanted:
             left -= 1
             if left == 0:
                 sys.settrace(None)
