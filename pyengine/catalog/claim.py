@@ -1,9 +1,10 @@
 """Claims: who owns a run directory.
 
 A claim is a file `generations/<g>`, created exclusively under the commit lock, whose byte 0 its
-owner holds as long as it lives and whose byte 1 its writer holds. The file's first line names the
-owner; each writer of the generation adds a line of its own. A dead owner's writer may still drain:
-it is waited for, and ended where it is proven to be frozen.
+owner holds as long as it lives and whose byte 1 its writer holds. The owner takes that byte on
+behalf of a writer that it starts and hands it over, so that it is never free in between. The file's
+first line names the owner; each writer of the generation adds a line of its own. A dead owner's
+writer may still drain: it is waited for, and ended where it is proven to be frozen.
 """
 
 from __future__ import annotations

@@ -64,9 +64,17 @@ def _remove_when_empty(group: Path) -> None:
 def run_life(life: str, run: Path, cgroup: Path | None = None) -> dict[str, Any]:
     command = [sys.executable, str(CHILD), life, str(run), *([str(cgroup)] if cgroup else [])]
     child = subprocess.run(command, capture_output=True, text=True)
-    assert child.returncode == 0, f"{life} ended with {child.returncode}:\n{child.stderr}"
+    killed = f"; {oom_kills(cgroup)}" if cgroup else ""
+    assert child.returncode == 0, f"{life} ended with {child.returncode}{killed}:\n{child.stderr}"
     result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return result
+
+
+def oom_kills(cgroup: Path) -> str:
+    """Return what the kernel counts of processes that it ended for memory."""
+    files = [cgroup / name for name in ("memory.oom_control", "memory.events")]
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+    return ", ".join(line for line in lines if "oom_kill " in line)
 
 
 def content_hashes(directory: Path) -> dict[str, str]:

@@ -141,3 +141,23 @@ def test_missing_file_is_an_error_to_lock_and_free_to_ask(tmp_path):
 def test_descriptor_is_not_inherited_by_exec(path):
     with OfdLock.try_acquire(path) as lock:
         assert not os.get_inheritable(lock._fd)
+
+
+def test_lock_that_is_handed_over_lives_on_with_a_duplicate(path):
+    lock = OfdLock.try_acquire(path)
+    duplicate = os.dup(lock.fd)
+    lock.hand_over()
+    assert not lock.is_held
+    assert is_locked(path)
+    adopted = OfdLock.adopt(duplicate, path, 0)
+    assert adopted.is_held
+    adopted.release()
+    assert not is_locked(path)
+
+
+def test_descriptor_without_the_lock_is_not_adopted_while_somebody_holds_it(path):
+    with OfdLock.try_acquire(path):
+        fd = os.open(path, os.O_RDWR)
+        assert OfdLock.adopt(fd, path, 0) is None
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
