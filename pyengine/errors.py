@@ -12,6 +12,7 @@
     ├── EmptyRingError              sampling from a ring without rows
     ├── RingInUseError              a second engine on one ring
     ├── SharedMemoryError           /dev/shm or the cgroup has no room
+    ├── ModelStateError             a library's model that has trained before the run began
     ├── CaptureError                state that cannot be captured; raised before the cut
     │   ├── UntrackableError        an object that cannot be restored in place
     │   └── UncoveredParameterError an optimizer steps parameters of no tracked module
@@ -31,6 +32,8 @@
         ├── NothingRestorableError  snapshots exist and none can be restored
         ├── ComponentMismatchError  saved and tracked components differ
         ├── StateMismatchError      a component's saved state does not fit the live object
+        ├── ModelMismatchError      a library's model is not the one that the run was made with
+        ├── TruncatedLogError       a log file of the run was begun anew
         ├── FormatVersionError      written by a newer pyengine
         └── DamageError             proven corruption: path, offset, expected, got
             └── TruncatedFileError  the file is shorter than its record says
@@ -115,6 +118,10 @@ class SharedMemoryError(PyengineError, MemoryError):
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class ModelStateError(PyengineError):
+    """A library's model has trained before its run began, or is used by a second one."""
 
 
 class CaptureError(PyengineError):
@@ -238,6 +245,32 @@ class StateMismatchError(RestoreError):
     def __init__(self, message: str, *, component: str, expected: Any, got: Any) -> None:
         super().__init__(message)
         self.component = component
+        self.expected = expected
+        self.got = got
+
+
+class ModelMismatchError(RestoreError):
+    """A library's model is not the one that the run was made with; nothing was touched.
+
+    Attributes: `what` differs ("algorithm", "observation_space", ...), `saved`, `found`.
+    """
+
+    def __init__(self, message: str, *, what: str, saved: Any, found: Any) -> None:
+        super().__init__(message)
+        self.what = what
+        self.saved = saved
+        self.found = found
+
+
+class TruncatedLogError(RestoreError):
+    """A log file is shorter than at the snapshot: this start of the script began it anew.
+
+    Attributes: `path`, `expected` and `got` (bytes).
+    """
+
+    def __init__(self, message: str, *, path: str, expected: int, got: int) -> None:
+        super().__init__(message)
+        self.path = path
         self.expected = expected
         self.got = got
 

@@ -1,0 +1,91 @@
+"""Log files of a run: they are appended to over all its starts, never begun anew.
+
+Monitor files and CSV logs are opened by the script before a restore can say that the run goes on;
+opened for writing they would lose what the run has logged so far. A snapshot records how long each
+file was, so that this is noticed.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from stable_baselines3.common.logger import CSVOutputFormat, Logger, make_output_format
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecEnvWrapper
+
+from pyengine.errors import TruncatedLogError
+
+
+def log_sizes(model: Any) -> dict[str, int]:
+    """Return the size in bytes of each log file that this process writes, by absolute path."""
+    paths = {*_monitor_files(model.get_env()), *_csv_files(model.logger)}
+    return {path: os.path.getsize(path) for path in sorted(paths) if os.path.exists(path)}
+
+
+def check_log_sizes(saved: dict[str, int]) -> None:
+    """Raise TruncatedLogError for a log that is shorter than it was at the snapshot."""
+    for path, size in saved.items():
+        found = os.path.getsize(path) if os.path.exists(path) else None
+        if found is not None and found < size:
+            raise TruncatedLogError(
+                f"{path} had {size} bytes at the snapshot and has {found} now: this start of the "
+                "script has begun it anew. Open it for appending: "
+                "Monitor(..., override_existing=False), or append_logger(folder, formats) for a "
+                "CSV log",
+                path=path,
+                expected=size,
+                got=found,
+            )
+
+
+class AppendingCSVOutputFormat(CSVOutputFormat):
+    """SB3's CSV log, continued where an earlier start of the script left it."""
+
+    def __init__(self, filename: str) -> None:
+        exists = os.path.exists(filename) and os.path.getsize(filename) > 0
+        self.file = open(filename, "r+t" if exists else "w+t", encoding="utf-8", newline="")
+        self.keys: list[str] = []
+        self.separator = ","
+        self.quotechar = '"'
+        if exists:
+            header = next(csv.reader([self.file.readline()]), [])
+            self.keys = list(header)
+            self.file.seek(0, os.SEEK_END)
+
+
+def append_logger(folder: str | os.PathLike[str], formats: list[str]) -> Logger:
+    """Return a logger like SB3's `configure(folder, formats)` whose CSV file is appended to."""
+    folder = os.fspath(folder)
+    os.makedirs(folder, exist_ok=True)
+    outputs = []
+    for name in formats:
+        if name == "csv":
+            outputs.append(AppendingCSVOutputFormat(os.path.join(folder, "progress.csv")))
+        else:
+            outputs.append(make_output_format(name, folder))
+    return Logger(folder=folder, output_formats=outputs)
+
+
+def _csv_files(logger: Logger) -> Iterator[str]:
+    for output in logger.output_formats:
+        if isinstance(output, CSVOutputFormat):
+            output.file.flush()
+            yield os.path.abspath(output.file.name)
+
+
+def _monitor_files(venv: VecEnv | None) -> Iterator[str]:
+    """Yield the files of Monitor wrappers in this process; workers' files are out of reach."""
+    while isinstance(venv, VecEnvWrapper):
+        if isinstance(venv, VecMonitor) and venv.results_writer is not None:
+            yield os.path.abspath(venv.results_writer.file_handler.name)
+        venv = venv.venv
+    for env in venv.envs if isinstance(venv, DummyVecEnv) else ():
+        wrapper: Any = env
+        while wrapper is not None:
+            writer = getattr(wrapper, "results_writer", None) if isinstance(wrapper, Monitor) else None
+            if writer is not None:
+                yield os.path.abspath(writer.file_handler.name)
+            wrapper = vars(wrapper).get("env")
