@@ -31,6 +31,7 @@ def publish_snapshot(
     *,
     begin: Callable[[], bool],
     keep_last: int,
+    keep_best: str | None = None,
     visible: Callable[[SnapshotInfo], None] | None = None,
 ) -> SnapshotInfo | None:
     """Commit the snapshot that lies, durable but for its manifest, in `staged_dir`.
@@ -38,7 +39,8 @@ def publish_snapshot(
     `staged_dir` is a temporary directory in `snapshots/`. `begin` makes the swap to COMMITTING once
     the lock is held and the generation is ours; where it returns False nothing was committed, None
     is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
-    durable, before pruning. Pruning and `latest` only warn.
+    durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention).
+    Pruning and `latest` only warn.
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
@@ -57,7 +59,7 @@ def publish_snapshot(
             if visible is not None:
                 visible(info)
             _point_latest(held, manifest)
-            trash += _prune_or_warn(held, keep_last, manifest.line)
+            trash += _prune_or_warn(held, keep_last, keep_best, manifest.line)
     empty_trash(trash)
     return info
 
@@ -152,16 +154,16 @@ def _point_latest(held: CommitLock, manifest: Manifest) -> None:
         logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
 
 
-def _prune_or_warn(held: CommitLock, keep_last: int, line: str) -> list[str]:
+def _prune_or_warn(held: CommitLock, keep_last: int, keep_best: str | None, line: str) -> list[str]:
     try:
         pool.remove_other_lines(held, line)
-        return prune(held, keep_last)
+        return prune(held, keep_last, keep_best)
     except (OSError, PyengineError) as error:
         logger.warning("%s: pruning failed and is left to the next commit: %s", held.run_dir, error)
         return []
 
 
-def prune(held: CommitLock, keep_last: int) -> list[str]:
+def prune(held: CommitLock, keep_last: int, keep_best: str | None = None) -> list[str]:
     """Move the snapshots that may go (see retention) to trash; return the paths to delete.
 
     The caller gives them to `empty_trash` once the lock is released. One that a reader has locked
@@ -171,6 +173,7 @@ def prune(held: CommitLock, keep_last: int) -> list[str]:
     doomed = retention.plan(
         found.snapshots,
         keep_last=keep_last,
+        keep_best=keep_best,
         lines=read_lines(held.run_dir),
         verified=markers.restored_snapshots(held.run_dir),
     )

@@ -42,8 +42,9 @@ class SnapshotEngine:
 
     `every_steps` and `every_seconds` say when `tick` takes one (whichever comes first; neither:
     only `snapshot` does); `budget` is the largest share of time that snapshots may cost (None: no
-    limit), `keep_last` how many stay. When both staging slots are in use, `when_busy` leaves the
-    snapshot out ("skip") or waits ("wait"). A snapshot that the writer could not make durable is
+    limit), `keep_last` how many stay; with `keep_best` the one with the highest value of that
+    metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
+    ("skip") or waits ("wait"). A snapshot that the writer could not make durable is
     raised at the next call, or logged, by `on_error`. `fresh=True` begins anew in a directory that
     holds snapshots; `strict=True` makes a ring that will not fit into memory an error at `track`;
     `track_rng=False` leaves the process's random generators out. `algorithm` and `notes` (plain
@@ -65,6 +66,7 @@ class SnapshotEngine:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep_last: int = 3,
+        keep_best: str | None = None,
         budget: float | None = 0.1,
         when_busy: Literal["skip", "wait"] = "skip",
         on_error: Literal["raise", "warn"] = "raise",
@@ -79,6 +81,8 @@ class SnapshotEngine:
         settings.check_choice("when_busy", when_busy, ("skip", "wait"))
         settings.check_choice("on_error", on_error, ("raise", "warn"))
         keep_last = settings.check_count("keep_last", keep_last, low=1)
+        if keep_best is not None:
+            settings.check_text("keep_best", keep_best)
         drain_wait = settings.check_seconds("drain_wait", drain_wait, may_be_zero=True)
         if algorithm is not None:
             settings.check_text("algorithm", algorithm)
@@ -98,7 +102,7 @@ class SnapshotEngine:
         # Empty at first, so that an interrupt at any moment finds here what was opened so far.
         session = Session()
         try:
-            session.open(path, keep_last=keep_last, drain_wait=drain_wait)
+            session.open(path, keep_last=keep_last, keep_best=keep_best, drain_wait=drain_wait)
             self._taker = Taker(
                 session,
                 self._tracked,
@@ -150,14 +154,14 @@ class SnapshotEngine:
         self._live()
         self._tracked.declare_static(names)
 
-    def tick(self, step: int) -> PendingSnapshot | None:
+    def tick(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot | None:
         """Take a snapshot if one is due; call it as the last statement of a step.
 
         The snapshot holds the state with which step + 1 begins; everything is copied when this
-        returns. Returns the snapshot that was started, else None. Raises the error of an earlier
-        snapshot (see `on_error`), UnrestoredRunError, PoisonedEngineError, and what capturing
-        raises: CaptureError, SharedMemoryError, errors of tracked objects. ConfigError for a step
-        that is no integer from 0 to 2**63 - 1.
+        returns. `metrics` go into its manifest. Returns the snapshot that was started, else None.
+        Raises the error of an earlier snapshot (see `on_error`), UnrestoredRunError,
+        PoisonedEngineError, and what capturing raises: CaptureError, SharedMemoryError, errors of
+        tracked objects. ConfigError for a step that is no integer from 0 to 2**63 - 1.
         """
         session = self._live()
         if self._inside == threading.get_ident():
@@ -165,7 +169,7 @@ class SnapshotEngine:
         step = settings.check_step(step)
         with self._turn():
             self._check_started(session)
-            return self._taker.tick(step)
+            return self._taker.tick(step, metrics)
 
     def snapshot(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot:
         """Take a snapshot now, as the one of `step`; `metrics` go into its manifest.
@@ -323,6 +327,12 @@ class SnapshotEngine:
     def generation(self) -> int:
         """The number of this engine's claim on the run."""
         return self._live().claim.generation
+
+    @property
+    def skipped(self) -> int:
+        """How many snapshots were left out because both staging slots were in use."""
+        self._live()
+        return self._taker.skipped
 
     @property
     def writer_pid(self) -> int | None:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyengine import config
 from pyengine.catalog.claim import Claim, claim_run
@@ -53,16 +53,21 @@ class Session:
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
 
-    def open(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
+    def open(
+        self, run_dir: str, *, keep_last: int, keep_best: str | None, drain_wait: float
+    ) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
         stop = threading.Event()
-        run_whole(lambda: self._open(run_dir, keep_last, drain_wait, stop), stop)
+        retention = {"keep_last": keep_last, "keep_best": keep_best}
+        run_whole(lambda: self._open(run_dir, retention, drain_wait, stop), stop)
 
     def __del__(self) -> None:
         if getattr(self, "_owner_pid", None) == os.getpid() and hasattr(self, "_pending"):
             self.release()
 
-    def _open(self, run_dir: str, keep_last: int, drain_wait: float, stop: threading.Event) -> None:
+    def _open(
+        self, run_dir: str, retention: dict[str, Any], drain_wait: float, stop: threading.Event
+    ) -> None:
         stack = self._resources
         self.claim: Claim = claim_run(run_dir, wait_seconds=drain_wait, stop=stop)
         stack.callback(self.claim.release)
@@ -72,11 +77,7 @@ class Session:
             arena, generation=self.claim.generation, run_id=self.claim.run_id
         )
         stack.callback(self.control.release)
-        hello = {
-            "run_dir": self.run_dir,
-            "generation": self.claim.generation,
-            "keep_last": keep_last,
-        }
+        hello = {"run_dir": self.run_dir, "generation": self.claim.generation, **retention}
         self.link = self._link = WriterLink(hello, arena, _on_message)
         self.buffers = StagingBuffers(self.control, self.link.give_staging)
         stack.callback(self.buffers.close)

@@ -7,14 +7,15 @@ the way: rings that got their memory since are handed over, a dead writer is rep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pyengine import config, errors
 from pyengine.engine.buffers import StagingSlot
 from pyengine.engine.cut import Cutter
-from pyengine.engine.describe import Identity, draft_of, meta_of
+from pyengine.engine.describe import Identity, check_metrics, draft_of, meta_of
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.session import Session
+from pyengine.engine.settings import check_mapping
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
@@ -43,6 +44,8 @@ class Taker:
         self._raises = raises
         self._cutter = Cutter(session.control, session.buffers, tracked)
         self._wish: PendingSnapshot | None = None
+        self.skipped = 0
+        """How many snapshots were left out."""
         self._skipped_in_a_row = 0
         self._lazy_rings: list[str] = []
 
@@ -52,7 +55,7 @@ class Taker:
         self._hand_over_rings()
         self._lazy_rings = list(lazy_rings)
 
-    def tick(self, step: int) -> PendingSnapshot | None:
+    def tick(self, step: int, metrics: Mapping[str, float] | None) -> PendingSnapshot | None:
         """Take a snapshot if one is due or wished for."""
         self._raise_errors()
         while self._lazy_rings:
@@ -60,7 +63,8 @@ class Taker:
             self._session.link.warm(self._lazy_rings.pop())
         if not self._trigger.is_due(step) and self._wish is None:
             return None
-        pending = self._begin(step, {}, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
+        checked = check_metrics(check_mapping("metrics", metrics))
+        pending = self._begin(step, checked, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
         if pending is None:
             self._skip(step)
         return pending
@@ -158,6 +162,7 @@ class Taker:
 
     def _skip(self, step: int) -> None:
         self._trigger.fired(step)
+        self.skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row > 1:
             logger.warning(

@@ -5,8 +5,9 @@ it, and those are sent again to a restarted writer. Sending never blocks longer 
 stopped writer must not stop the trainer.
 
 trainer -> writer
-    hello {run_dir, generation, keep_last, size}   fds: control arena, and where it could be taken
-                                                   the lock on the writer's byte of the claim
+    hello {run_dir, generation, keep_last, keep_best, size}
+                   fds: control arena, and where it could be taken the lock on the writer's byte of
+                   the claim
     ring {name, size, schema}                                            fds: arena, seal eventfd
     staging {index, version, size}                                       fds: staging arena
     wake {}        a snapshot was staged or cancelled

@@ -42,7 +42,8 @@ class Session:
         """Through it the trainer has taken the writer's byte of the claim for this process."""
         self.run_dir: str = hello["run_dir"]
         self.generation: int = hello["generation"]
-        self.keep_last: int = hello.get("keep_last", 3)
+        self.keep_last: int = hello["keep_last"]
+        self.keep_best: str | None = hello["keep_best"]
         self.control = EngineControl.attach(Arena.attach(control_fd, hello["size"], "control"))
         self.run_id = self.control.run_id
         self.rings: dict[str, RingView] = {}

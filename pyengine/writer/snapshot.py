@@ -140,6 +140,7 @@ class SnapshotJob:
             self._manifest(files),
             begin=self._begin,
             keep_last=session.keep_last,
+            keep_best=session.keep_best,
             visible=visible,
         )
         if info is None:

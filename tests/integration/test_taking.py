@@ -79,6 +79,24 @@ def test_a_snapshot_that_commits_just_before_its_slot_is_claimed_again_is_not_fo
     assert [pending.state for pending in taken] == [SnapshotState.COMMITTED] * 3
 
 
+def test_a_metric_given_to_tick_decides_which_snapshot_stays(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(
+        tmp_path / "run", every_steps=1, budget=None, keep_last=1, keep_best="reward"
+    ) as engine:
+        training.track(engine)
+        engine.restore()
+        for step, reward in enumerate([1.0, 5.0, 2.0, 3.0], start=1):
+            pending = engine.tick(step, metrics={"reward": reward})
+            assert pending is not None
+            pending.wait(60)
+    found = pyengine.open_run(tmp_path / "run").snapshots
+    assert [(info.global_step, info.metrics) for info in found] == [
+        (2, {"reward": 5.0}),
+        (4, {"reward": 3.0}),
+    ]
+
+
 def test_busy_slots_leave_snapshots_out_and_say_so_from_the_second_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from pyengine.integrations.sb3.buffers import Adoption, adopt
+from pyengine.integrations.sb3.environments import VecEnvState, reset_after_restore
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.utils import safe_mean
@@ -26,8 +28,6 @@ import pyengine
 from pyengine.errors import ConfigError, ModelStateError
 from pyengine.events import logger
 from pyengine.integrations.sb3 import identity, logs
-from pyengine.integrations.sb3.buffers import Adoption, adopt
-from pyengine.integrations.sb3.environments import VecEnvState, reset_after_restore
 from pyengine.integrations.sb3.iterations import IterationLog
 from pyengine.integrations.sb3.siblings import SiblingState
 from pyengine.integrations.sb3.state import (
@@ -237,9 +237,7 @@ class SnapshotCallback(BaseCallback):
         self._late = (process_generators(), late.get_state(), late)
         self._print(str(report))
 
-    def _reset_environment(
-        self, engine: pyengine.SnapshotEngine, environment: VecEnvState
-    ) -> None:
+    def _reset_environment(self, engine: pyengine.SnapshotEngine, environment: VecEnvState) -> None:
         model = self.model
         venv = model.get_env()
         assert venv is not None

@@ -14,7 +14,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import CSVOutputFormat, Logger, make_output_format
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
 from pyengine.errors import TruncatedLogError
 
@@ -85,7 +85,9 @@ def _monitor_files(venv: VecEnv | None) -> Iterator[str]:
     for env in venv.envs if isinstance(venv, DummyVecEnv) else ():
         wrapper: Any = env
         while wrapper is not None:
-            writer = getattr(wrapper, "results_writer", None) if isinstance(wrapper, Monitor) else None
+            writer = (
+                getattr(wrapper, "results_writer", None) if isinstance(wrapper, Monitor) else None
+            )
             if writer is not None:
                 yield os.path.abspath(writer.file_handler.name)
             wrapper = vars(wrapper).get("env")

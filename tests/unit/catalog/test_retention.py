@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 
 from pyengine.catalog import retention
@@ -65,6 +68,19 @@ def test_nothing_goes_while_there_are_few():
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_newest_always_stays(keep_last):
     assert _plan(ON_A, [_line(A)], keep_last=keep_last) == _named(*ON_A[:4])
+
+
+def _scored(snapshot, **metrics):
+    return dataclasses.replace(snapshot, metrics=metrics)
+
+
+def test_the_highest_value_of_a_metric_stays_and_nan_is_none():
+    values = [1.0, 7.0, math.nan, 7.0, 2.0, 3.0]
+    run = [_scored(_snapshot(1, i + 1, A), reward=value) for i, value in enumerate(values)]
+    kept = {run[1].name, run[4].name, run[5].name}
+    gone = _plan(run, [_line(A)], keep_last=2, keep_best="reward")
+    assert gone == _named(*run) - kept
+    assert _plan(run, [_line(A)], keep_last=2, keep_best="other") == _named(*run[:4])
 
 
 def test_locked_and_newest_verified_stay():

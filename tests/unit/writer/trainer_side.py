@@ -165,6 +165,7 @@ class TrainerSide:
             run_dir=str(self.run_dir),
             generation=self.claim.generation,
             keep_last=self.keep_last,
+            keep_best=None,
             size=CONTROL_BYTES,
         )
         for ring in self.rings.values():
