@@ -156,8 +156,9 @@ class Sealed(World):
         self.rng = self.np_random
 
 
-def _statistics(env: Any) -> Any:
-    env = wrappers.RecordEpisodeStatistics(wrappers.StickyAction(env, 0.2))
+def _statistics() -> Any:
+    env = wrappers.StickyAction(gymnasium.make("Pendulum-v1"), 0.2)
+    env = wrappers.RecordEpisodeStatistics(env)
     return wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
 
 
@@ -190,7 +191,7 @@ def cartpole() -> VecEnv:
 
 
 def pendulum() -> VecEnv:
-    return make_vec_env("Pendulum-v1", 2, seed=0, wrapper_class=_statistics)
+    return make_vec_env(_statistics, 2, seed=0)
 
 
 def mountain_car() -> VecEnv:

@@ -79,10 +79,12 @@ def _owner(array: Array) -> Array:
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    if type(array) is not np.ndarray or type(owner) is not np.ndarray:
-        raise UnownedMemoryError(f"its memory belongs to a {type(owner).__name__}")
-    if owner.base is not None and not isinstance(owner.base, bytes):
-        raise UnownedMemoryError(f"its memory belongs to a {type(owner.base).__name__}")
+    for part in (array, owner):
+        if type(part) is not np.ndarray:
+            raise UnownedMemoryError(f"it is, or is a view of, a {type(part).__name__}")
+    base = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    if base is not None and not isinstance(base, bytes):
+        raise UnownedMemoryError(f"its memory belongs to a {type(base).__name__}")
     if owner.dtype.hasobject and (owner is not array or not owner.flags.c_contiguous):
         raise UnownedMemoryError("it is a view of objects")
     return owner

@@ -36,7 +36,9 @@ def _is_python(kind: type[Any]) -> bool:
     slots = sum(isinstance(value, types.MemberDescriptorType) for _, value in own)
     base = kind.__base__ or object
     room = _POINTER_BYTES * (slots + 2)  # two for __dict__ and __weakref__
-    return getsets <= {"__dict__", "__weakref__"} and kind.__basicsize__ - base.__basicsize__ <= room
+    if kind.__basicsize__ - base.__basicsize__ > room:
+        return False
+    return getsets <= {"__dict__", "__weakref__"}
 
 
 def _is_borrowed(kind: type[Any], value: Any) -> bool:

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from pyengine.capture.rngs import rng_kind, rng_state, set_rng_state
 from pyengine.capture.tree import FACTORIES
 from pyengine.errors import StateMismatchError
 from pyengine.integrations.gymnasium import nodes
 from pyengine.integrations.gymnasium.arrays import ArrayRebuilds
 from pyengine.integrations.gymnasium.classes import attributes, replace_attributes
 from pyengine.integrations.gymnasium.records import find_record_type, make_record
-from pyengine.integrations.gymnasium.walk import Node, Walk, process_rngs
+from pyengine.integrations.gymnasium.values import process_rngs
+from pyengine.integrations.gymnasium.walk import Node, Walk
 
 _MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 _MAPS: dict[str, Callable[[], Any]] = {"dict": dict, "odict": OrderedDict, "counter": Counter}
@@ -35,7 +37,7 @@ def mismatch(what: str, expected: Any, got: Any, component: str) -> StateMismatc
     return StateMismatchError(text, component=component, expected=expected, got=got)
 
 
-class Values:
+class Rebuilds:
     """Builds values; `live` holds the objects of the nodes by number."""
 
     def __init__(self, live: list[Any]) -> None:
@@ -121,6 +123,16 @@ class Values:
         return made
 
 
+def _settle(value: Any, new: dict[str, Any], states: dict[str, Any]) -> None:
+    """Set attributes again after set_state; generators keep their identity, which may be shared."""
+    for name, item in new.items():
+        live = attributes(value).get(name)
+        if name in states and rng_kind(live) == rng_kind(item):
+            set_rng_state(live, states[name])
+        else:
+            replace_attributes(value, {name: item}, set())
+
+
 class Plan:
     """One state for one stack: made without a change, then applied once."""
 
@@ -135,7 +147,7 @@ class Plan:
             if tree["format"] != 1:
                 raise self._error("another format", 1, tree["format"])
             live = self._match(walk.nodes, tree["nodes"])
-            values = Values([node.value for node in live])
+            values = Rebuilds([node.value for node in live])
             for node, saved in zip(live, tree["nodes"], strict=True):
                 self._plan(node, saved, values)
         except _MALFORMED as error:
@@ -170,15 +182,18 @@ class Plan:
             raise self._error("objects that are apart in the snapshot are one here", "one", "two")
         return found
 
-    def _plan(self, node: Node, saved: dict[str, Any], values: Values) -> None:
+    def _plan(self, node: Node, saved: dict[str, Any], values: Rebuilds) -> None:
         value, how, path = node.value, node.how, saved["paths"][0]
         new = {name: values.value(item) for name, item in saved["held"].items()}
         if how == "code":
             self._actions.append(lambda: nodes.set_closure(value, new))
             return
         if how == "methods":
+            # Before, so that set_state may keep a reference; again after, as it may reset or draw.
+            self._actions.append(lambda: replace_attributes(value, new, set()))
             self._methods.append(lambda: value.set_state(saved["state"]))
-            self._last.append(lambda: replace_attributes(value, new, set()))
+            states = {name: rng_state(item) for name, item in new.items() if rng_kind(item)}
+            self._last.append(lambda: _settle(value, new, states))
             return
         adapter = self._rules.adapter(value)
         if adapter is not None:

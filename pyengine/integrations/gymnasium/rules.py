@@ -100,8 +100,8 @@ GYMNASIUM = Rules(
         ),
         gymnasium.Wrapper: frozenset({"_cached_spec", "_metadata"}),
     },
-    # The checker's comparison of the first two steps warns at most; it needs data of a live step.
-    settled={CHECKER: {"_previous_data": None, "checked_data_reuse": True}},
+    # The checker compares the first steps with data of the steps before them; it warns at most.
+    settled={CHECKER: {"_previous_data": None, "checked_data_reuse": True, "checked_step": True}},
     clocks={STATISTICS: frozenset({"episode_start_time"})},
     beside_methods={
         gymnasium.Env: frozenset(

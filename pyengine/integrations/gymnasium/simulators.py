@@ -78,9 +78,10 @@ class MujocoModelAdapter:
         mujoco = sys.modules["mujoco"]
         content = zlib.decompressobj().decompress(state["packed"].tobytes(), state["bytes"])
         model = mujoco.MjModel.from_binary_path("saved.mjb", {"saved.mjb": content})
-        _copy_fields(model, value)
+        _copy_arrays(model, value)
         for part in ("opt", "stat"):
-            _copy_fields(getattr(model, part), getattr(value, part))
+            _copy_arrays(getattr(model, part), getattr(value, part))
+            _copy_numbers(getattr(model, part), getattr(value, part))
         if _digest(_model_bytes(value)) != state["digest"]:
             raise ValueError("a model that differs in more than its numbers")
 
@@ -135,14 +136,24 @@ def _model_bytes(model: Any) -> bytes:
     return content.tobytes()
 
 
-def _copy_fields(source: Any, target: Any) -> None:
-    """Copy the numbers of one MuJoCo struct into another of its kind."""
-    for name in dir(source):
-        value = None if name.startswith("_") else getattr(source, name)
+def _copy_arrays(source: Any, target: Any) -> None:
+    """Copy the arrays of one MuJoCo struct into another of its kind."""
+    for name in filter(_is_public, dir(source)):
+        value = getattr(source, name)
         if isinstance(value, np.ndarray) and value.flags.writeable:
             np.copyto(getattr(target, name), value, casting="no")
-        elif isinstance(value, (int, float)) and getattr(target, name) != value:
+
+
+def _copy_numbers(source: Any, target: Any) -> None:
+    """Copy the single numbers of one MuJoCo struct into another of its kind."""
+    for name in filter(_is_public, dir(source)):
+        value = getattr(source, name)
+        if isinstance(value, (int, float)) and getattr(target, name) != value:
             setattr(target, name, value)
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
 
 
 def _version() -> dict[str, str]:
