@@ -82,7 +82,8 @@ def _owner(array: Array) -> Array:
     for part in (array, owner):
         if type(part) is not np.ndarray:
             raise UnownedMemoryError(f"it is, or is a view of, a {type(part).__name__}")
-    base = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    base: Any = owner.base
+    base = base.obj if isinstance(base, memoryview) else base
     if base is not None and not isinstance(base, bytes):
         raise UnownedMemoryError(f"its memory belongs to a {type(base).__name__}")
     if owner.dtype.hasobject and (owner is not array or not owner.flags.c_contiguous):

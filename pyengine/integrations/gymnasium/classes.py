@@ -21,9 +21,13 @@ _NATIVE = (
 _POINTER_BYTES = 8
 
 
-@lru_cache(maxsize=4096)
-def is_python_class(kind: type[Any]) -> bool:
+def is_python_class(kind: Any) -> bool:
     """Return whether the attributes of an instance of `kind` are all the state it has."""
+    return _is_python_class(kind)
+
+
+@lru_cache(maxsize=4096)
+def _is_python_class(kind: Any) -> bool:
     return all(base in _TRANSPARENT or _is_python(base) for base in kind.__mro__)
 
 
@@ -50,7 +54,7 @@ def _is_borrowed(kind: type[Any], value: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _slots(kind: type[Any]) -> dict[str, Any]:
+def _slots(kind: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         members = vars(base).items()
@@ -60,8 +64,9 @@ def _slots(kind: type[Any]) -> dict[str, Any]:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes that the instance itself holds, slots included."""
+    kind: Any = type(value)
     held = dict(getattr(value, "__dict__", {}))
-    for name, slot in _slots(type(value)).items():
+    for name, slot in _slots(kind).items():
         try:
             held[name] = slot.__get__(value)
         except AttributeError:
@@ -71,7 +76,8 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def replace_attributes(value: Any, new: dict[str, Any], gone: set[str]) -> None:
     """Set attributes past properties and `__setattr__`, and remove those in `gone`."""
-    slots = _slots(type(value))
+    kind: Any = type(value)
+    slots = _slots(kind)
     for name in gone:
         if name in slots:
             slots[name].__delete__(value)

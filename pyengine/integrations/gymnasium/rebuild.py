@@ -146,6 +146,9 @@ class Plan:
         try:
             if tree["format"] != 1:
                 raise self._error("another format", 1, tree["format"])
+            for name, found in walk.constants.items():
+                if tree["constants"].get(name, found) != found:
+                    raise self._error(f"{name} differs", found, tree["constants"][name])
             live = self._match(walk.nodes, tree["nodes"])
             values = Rebuilds([node.value for node in live])
             for node, saved in zip(live, tree["nodes"], strict=True):

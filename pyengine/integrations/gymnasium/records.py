@@ -22,7 +22,8 @@ def is_record(value: Any) -> bool:
     if not dataclasses.is_dataclass(value) or not is_python_class(kind):
         return False
     names = {item.name for item in dataclasses.fields(value)}
-    return kind.__eq__ is not object.__eq__ and set(attributes(value)) <= names
+    compares: Any = kind.__eq__
+    return compares is not object.__eq__ and set(attributes(value)) <= names
 
 
 def record_kind(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from pyengine.capture.protocol import type_name
@@ -55,6 +56,8 @@ class Rules:
     """Attributes that decide nothing, by the class that defines them."""
     settled: Mapping[type[Any], Mapping[str, Any]] = field(default_factory=dict)
     """Attributes that get a fixed value on the way back, where the instance has them."""
+    fixed: Mapping[type[Any], frozenset[str]] = field(default_factory=dict)
+    """Large attributes that never change: compared on the way back, not saved."""
     clocks: Mapping[type[Any], frozenset[str]] = field(default_factory=dict)
     """Readings of time.perf_counter(): the time since then goes on."""
     outputs: Mapping[type[Any], frozenset[str]] = field(default_factory=dict)
@@ -102,6 +105,7 @@ GYMNASIUM = Rules(
     },
     # The checker compares the first steps with data of the steps before them; it warns at most.
     settled={CHECKER: {"_previous_data": None, "checked_data_reuse": True, "checked_step": True}},
+    fixed={kind: frozenset({"P"}) for kind in (CliffWalkingEnv, FrozenLakeEnv, TaxiEnv)},
     clocks={STATISTICS: frozenset({"episode_start_time"})},
     beside_methods={
         gymnasium.Env: frozenset(

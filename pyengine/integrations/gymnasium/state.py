@@ -3,8 +3,9 @@
 A state is taken and put back between two steps. It is bit-exact or it is refused: whatever is
 neither a plain value, nor known, nor listed as deciding nothing is an obstacle.
 
-Not seen, because no attribute leads there: globals of modules, attributes of classes, files, other
-processes. Generators of the process (`random`, `numpy.random`) are saved by the engine itself.
+Not seen, because no attribute leads there: globals of modules, files, other processes. Attributes
+of classes are watched (constants.py), not saved. The engine itself saves the generators of the
+process (`random`, `numpy.random`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gymnasium
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.tree import Encoder
 from pyengine.errors import CaptureError
+from pyengine.integrations.gymnasium.constants import Watch
 from pyengine.integrations.gymnasium.rebuild import Plan
 from pyengine.integrations.gymnasium.rules import GYMNASIUM, Rules
 from pyengine.integrations.gymnasium.walk import Walk
@@ -34,6 +36,7 @@ class StackState:
         self.root = root
         self.rules = rules
         self.component = component
+        self._watch = Watch()
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ class StackState:
         return EnvironmentState(get=self.get_state, set=self.set_state)
 
     def _walk(self) -> Walk:
-        return Walk(self.root, self.rules)
+        return Walk(self.root, self.rules, self._watch)
 
 
 class EnvState(StackState):

@@ -30,7 +30,7 @@ from pyengine.integrations.gymnasium.arrays import ArrayCopies, UnownedMemoryErr
 from pyengine.integrations.gymnasium.records import is_record, record_fields, record_kind
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range)
-_MAPS = {OrderedDict: "odict", Counter: "counter", defaultdict: "defaultdict"}
+_MAPS: dict[Any, str] = {OrderedDict: "odict", Counter: "counter", defaultdict: "defaultdict"}
 
 
 def process_rngs() -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Conversion(ABC):
     def _fields(self, value: dict[str, Any], path: str) -> dict[str, Any]:
         return {name: self.value(item, f"{path}[{name!r}]") for name, item in value.items()}
 
-    def _obstacle(self, path: str, what: str) -> None:
+    def _obstacle(self, path: str, what: str) -> Any:
         self.obstacles.append(f"{path}: {what}")
 
 

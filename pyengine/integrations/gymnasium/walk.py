@@ -19,6 +19,7 @@ from gymnasium import spaces
 from pyengine.capture.rngs import rng_kind
 from pyengine.integrations.gymnasium import nodes
 from pyengine.integrations.gymnasium.classes import attributes, is_python_class
+from pyengine.integrations.gymnasium.constants import Watch, class_values, digest
 from pyengine.integrations.gymnasium.rules import Rules, named
 from pyengine.integrations.gymnasium.simulators import ObstacleError
 from pyengine.integrations.gymnasium.values import Conversion, type_text
@@ -47,16 +48,20 @@ class Node:
 class Walk(Conversion):
     """One walk from `root`. `obstacles` tell what could not be saved, and where."""
 
-    def __init__(self, root: Any, rules: Rules) -> None:
+    def __init__(self, root: Any, rules: Rules, watch: Watch) -> None:
+        """Start at `root`; `watch` tells, or learns, what constants were at first."""
         super().__init__()
         self.rules = rules
+        self.constants: dict[str, str] = {}
+        self._watched = watch
         self.nodes: list[Node] = []
         self._numbers: dict[int, int] = {}
         self._node(root, type(root).__name__)
 
     def tree(self) -> dict[str, Any]:
         """Return everything that was found."""
-        return {"format": 1, "nodes": [node.saved() for node in self.nodes]}
+        found = [node.saved() for node in self.nodes]
+        return {"format": 1, "nodes": found, "constants": dict(self.constants)}
 
     def _is_node(self, value: Any) -> bool:
         if id(value) in self._numbers or nodes.is_code(value):
@@ -98,9 +103,13 @@ class Walk(Conversion):
 
     def _fill_object(self, node: Node, path: str) -> None:
         value = node.value
+        self._watch(type(value))
         if has_state_methods(value):
             node.how = "methods"
-            node.state = value.get_state()
+            try:
+                node.state = value.get_state()
+            except Exception as error:
+                self._obstacle(path, f"get_state() raised {type(error).__name__}: {error}")
             beside = named(self.rules.beside_methods, value)
             self._attributes(node, path, lambda name, _: name in beside)
         elif not is_python_class(type(value)):
@@ -111,6 +120,16 @@ class Walk(Conversion):
         else:
             self._attributes(node, path, lambda name, item: True)
 
+    def _watch(self, kind: type[Any]) -> None:
+        for name, value in class_values(kind):
+            if name in self.constants:
+                continue
+            found = self.constants[name] = digest(value)
+            if rng_kind(value) is not None:
+                self._obstacle(name, "a generator that belongs to a class")
+            elif self._watched.first.setdefault(name, found) != found:
+                self._obstacle(name, "an attribute of a class that changes")
+
     def _attributes(self, node: Node, path: str, chosen: Callable[[str, Any], bool]) -> None:
         for name, item in attributes(node.value).items():
             if chosen(name, item):
@@ -119,6 +138,9 @@ class Walk(Conversion):
     def _attribute(self, node: Node, name: str, item: Any, path: str) -> None:
         rules, value = self.rules, node.value
         if self.is_skipped(value, name, item):
+            return
+        if name in named(rules.fixed, value):
+            self.constants[path] = self._watched.fixed(item)
             return
         for kind, settled in rules.settled.items():
             if isinstance(value, kind) and name in settled:

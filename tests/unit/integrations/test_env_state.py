@@ -244,6 +244,62 @@ def test_a_window_beyond_its_memory_is_refused() -> None:
         EnvState(Toy(view=None)).set_state(state)
 
 
+class Sharing(Toy):
+    CODES: Any = {1: "a", (2, 3): ["b"]}  # noqa: RUF012
+    visits: Any = []  # noqa: RUF012
+
+
+class SharingRng(Toy):
+    rng = np.random.default_rng(1)
+
+
+def test_a_class_attribute_that_changes_is_an_obstacle(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Sharing, "visits", [])
+    state = EnvState(Sharing())
+    assert state.obstacles == ()
+    Sharing.visits.append(1)
+    assert "Sharing.visits: an attribute of a class" in state.obstacles[0]
+
+
+def test_a_class_attribute_that_differs_is_refused(monkeypatch: Any) -> None:
+    state = EnvState(Sharing()).get_state()
+    EnvState(Sharing()).check_state(state)
+    monkeypatch.setattr(Sharing, "visits", [1])
+    with pytest.raises(StateMismatchError, match=r"Sharing\.visits differs"):
+        EnvState(Sharing()).check_state(state)
+
+
+class Moody(Toy):
+    def get_state(self) -> Any:
+        raise RuntimeError("not in the mood")
+
+    def set_state(self, state: Any) -> None: ...
+
+
+def test_a_get_state_that_raises_is_an_obstacle() -> None:
+    assert "RuntimeError: not in the mood" in EnvState(Moody()).obstacles[0]
+
+
+def test_another_map_is_refused() -> None:
+    make = functools.partial(gymnasium.make, "FrozenLake-v1")
+    state = EnvState(make(map_name="4x4", is_slippery=True)).get_state()
+    with pytest.raises(StateMismatchError, match=r"\.P differs"):
+        EnvState(make(map_name="4x4", is_slippery=False)).check_state(state)
+
+
+def test_a_generator_that_belongs_to_a_class_is_an_obstacle() -> None:
+    assert "SharingRng.rng" in EnvState(SharingRng()).obstacles[0]
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25])
+def test_sticky_actions_of_the_emulator_are_an_obstacle(probability: float) -> None:
+    gymnasium.register_envs(pytest.importorskip("ale_py"))
+    env = gymnasium.make("ALE/Pong-v5", repeat_action_probability=probability)
+    found = EnvState(env).obstacles
+    assert bool(found) == (probability > 0)
+    assert all("StickyAction wrapper" in obstacle for obstacle in found)
+
+
 def test_resumable_tells_errors_as_text() -> None:
     good, bad = Resumable(Toy()), Resumable(Toy(lock=threading.Lock()))
     state, error = good.try_get_state()
