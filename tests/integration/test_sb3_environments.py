@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("mujoco")
 pytest.importorskip("ale_py")
+pytest.importorskip("cv2")
 
 from sb3_stacks import go_on, save
 
