@@ -19,6 +19,9 @@ class EnvironmentState:
     environments exactly as they were: with it the episodes go on, so restored rows get no break.
     It comes after modules, optimizers and rings and before all generators.
 
+    `check(state)`, if given, raises for a state that does not fit, before a restore has changed
+    anything; `set` is not called then.
+
     Both hold the training loop as long as they take. What `get` raises comes out of `tick` and
     nothing is staged; what `set` raises comes out of `restore`, which then has to be repeated. The
     object keeps both functions alive, and they are used in the process that made it only.
@@ -30,8 +33,15 @@ class EnvironmentState:
         engine.track(policy=net, environment=env_state)
     """
 
-    def __init__(self, *, get: Callable[[], Any], set: Callable[[Any], Any]) -> None:
-        if not callable(get) or not callable(set):
-            raise ConfigError("EnvironmentState takes two functions: get() and set(state)")
+    def __init__(
+        self,
+        *,
+        get: Callable[[], Any],
+        set: Callable[[Any], Any],
+        check: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if not callable(get) or not callable(set) or not (check is None or callable(check)):
+            raise ConfigError("EnvironmentState takes functions: get(), set(state), check(state)")
         self.get = get
         self.set = set
+        self.check = check

@@ -111,7 +111,9 @@ class EnvironmentComponent(Component):
         return Captured(self.name, self.kind, {"tree": tree}, encoder.names, encoder.values)
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        Merge(self.name).fresh(decoded.value)
+        state = Merge(self.name).fresh(decoded.value)
+        if self.environment.check is not None:
+            self.environment.check(state)
         return ()
 
     def apply(self, decoded: Decoded) -> None:

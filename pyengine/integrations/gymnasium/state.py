@@ -75,7 +75,7 @@ class StackState:
 
     def tracked(self) -> EnvironmentState:
         """Return what `engine.track` is to get: with it, restored episodes go on."""
-        return EnvironmentState(get=self.get_state, set=self.set_state)
+        return EnvironmentState(get=self.get_state, set=self.set_state, check=self.check_state)
 
     def _walk(self) -> Walk:
         return Walk(self.root, self.rules, self._watch)

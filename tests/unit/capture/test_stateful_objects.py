@@ -217,9 +217,23 @@ def test_environment_is_not_asked_during_a_restore(snapshot):
     assert got == [[1]]
 
 
+def test_a_state_that_does_not_fit_an_environment_is_refused_before_anything_changes(snapshot):
+    taken = snapshot(env=EnvironmentState(get=lambda: [1], set=print))
+    got = []
+
+    def refuse(state):
+        raise ValueError(f"{state} does not fit")
+
+    with pytest.raises(ValueError, match=r"\[1\] does not fit"):
+        taken.restore({"env": EnvironmentState(get=list, set=got.append, check=refuse)})
+    assert got == []
+
+
 def test_environment_state_takes_functions():
     with pytest.raises(ConfigError):
         EnvironmentState(get=1, set=print)
+    with pytest.raises(ConfigError):
+        EnvironmentState(get=dict, set=print, check=1)
 
 
 def test_missing_file_is_damage(snapshot):

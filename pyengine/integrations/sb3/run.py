@@ -1,0 +1,226 @@
+"""One run of a model: what is tracked, how it is put back, and how environments are begun anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.utils import safe_mean
+
+import pyengine
+from pyengine.capture.environment import EnvironmentState
+from pyengine.errors import CaptureError
+from pyengine.integrations.sb3 import logs
+from pyengine.integrations.sb3.buffers import adopt
+from pyengine.integrations.sb3.environments import (
+    VecEnvState,
+    normalizer_state,
+    reset_after_restore,
+    set_normalizer_state,
+)
+from pyengine.integrations.sb3.iterations import IterationLog
+from pyengine.integrations.sb3.siblings import SiblingState, walk
+from pyengine.integrations.sb3.state import (
+    ExplorationState,
+    ModelState,
+    components,
+    process_generators,
+    set_process_generators,
+)
+
+ENVIRONMENT = "environment"
+
+_SEED_LIMIT = 1 << 31
+
+
+class ModelRun:
+    """A model and everything about it that an engine saves; owns the adoption of its buffer.
+
+    `learn_locals` are the local variables of the model's learn(), `own` the callback that is not
+    saved with the others, `say` prints a line. Tracks everything; restores nothing yet.
+    """
+
+    def __init__(
+        self,
+        engine: pyengine.SnapshotEngine,
+        model: BaseAlgorithm,
+        learn_locals: Mapping[str, Any],
+        own: BaseCallback,
+        say: Callable[[str], None],
+    ) -> None:
+        venv = model.get_env()
+        assert venv is not None
+        self._engine = engine
+        self._model = model
+        self._venv = venv
+        self._say = say
+        self._root: BaseCallback = learn_locals.get("callback") or own
+        self._own = own
+        self._late: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._seed = _seed_of(model)
+        self._reset_reason = ""
+        self.is_torn = False
+        """Whether the last step's transition is not stored: a callback stopped the run."""
+        self._iterations = IterationLog.of(model, learn_locals)
+        self._exploration = ExplorationState(model)
+        has_buffer = getattr(model, "replay_buffer", None) is not None
+        self._adoption = adopt(model) if has_buffer else None
+        self._track()
+
+    def _track(self) -> None:
+        model, engine = self._model, self._engine
+        state, siblings = ModelState(model), SiblingState(self._root, self._own)
+        engine.track(
+            **components(model),
+            model=state,
+            exploration=self._exploration,
+            callbacks=siblings,
+            run=self,
+            logs=logs.LogSizes(model),
+            normalizer=_Normalizer(self),
+        )
+        if self._adoption is not None:
+            engine.track(**self._adoption.objects)
+            for note in self._adoption.notes:
+                self._say(note)
+        for name, why in {**state.unsaved, **siblings.unsaved}.items():
+            self._say(f"NOT saved: {name}: {why}")
+        self._environment = VecEnvState(self._venv)
+        obstacles = self._environment.obstacles
+        if obstacles:
+            self._reset_reason = "; ".join(obstacles)
+            engine.exclude(ENVIRONMENT, f"reset: {self._reset_reason}")
+            self._say(f"environments cannot be saved and are reset on resume: {obstacles[0]}")
+            for obstacle in obstacles[1:]:
+                self._say(f"    and {obstacle}")
+            return
+        environment = EnvironmentState(
+            get=self._environment_state,
+            set=self._set_environment_state,
+            check=self._check_environment_state,
+        )
+        engine.track(**{ENVIRONMENT: environment})
+
+    def _environment_state(self) -> dict[str, Any]:
+        if self.is_torn:
+            return {"reset": "a callback stopped the run within a step"}
+        try:
+            return {"state": self._environment.get_state()}
+        except CaptureError as error:
+            if str(error) != self._reset_reason:
+                self._say(f"environments could not be saved this time: {error}")
+                self._reset_reason = str(error)
+            return {"reset": str(error)}
+
+    def _check_environment_state(self, saved: dict[str, Any]) -> None:
+        if "state" in saved:
+            self._environment.check_state(saved["state"])
+
+    def _set_environment_state(self, saved: dict[str, Any]) -> None:
+        self._reset_reason = saved.get("reset", "")
+        if "state" in saved:
+            self._environment.set_state(saved["state"])
+
+    def restore(self, *, eager: bool) -> pyengine.RestoreReport:
+        """Put the newest snapshot back, or begin; environments that were not saved are reset."""
+        report = self._engine.restore(eager=eager)
+        if not report:
+            return report
+        if self._reset_reason:
+            self._begin_episodes_anew()
+        self._late = (process_generators(), self._exploration.get_state())
+        return report
+
+    def _begin_episodes_anew(self) -> None:
+        model = self._model
+        seeds = np.random.SeedSequence([self._seed, self._engine.generation])
+        seed = int(seeds.generate_state(1)[0]) % _SEED_LIMIT
+        model._last_obs = reset_after_restore(self._venv, seed)
+        model._last_episode_starts = np.ones((self._venv.num_envs,), dtype=bool)
+        normalizer = model.get_vec_normalize_env()
+        if normalizer is not None:
+            model._last_original_obs = normalizer.get_original_obs()
+        if self._adoption is not None:
+            self._adoption.close_open_episode()
+        self._say(
+            f"environments: reset with seed {seed}, open episodes closed ({self._reset_reason})"
+        )
+        self._reset_reason = "; ".join(self._environment.obstacles)
+
+    def rollout_starts(self) -> bool:
+        """Put back what was drawn from since the restore; whether that was to be done."""
+        if self._late is None:
+            return False
+        generators, exploration = self._late
+        self._late = None
+        self._exploration.set_state(exploration)
+        set_process_generators(generators)
+        return True
+
+    def rollout_ended(self) -> None:
+        """Count it, for logs that go by the number of rollouts."""
+        if self._iterations is not None:
+            self._iterations.rollout_ended()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is known of how well the policy does; and 1 where environments are reset."""
+        found: dict[str, float] = {}
+        episodes = self._model.ep_info_buffer
+        if episodes:
+            found["rollout/ep_rew_mean"] = float(safe_mean([one["r"] for one in episodes]))
+        for _, callback in walk(self._root):
+            if isinstance(callback, EvalCallback) and np.isfinite(callback.last_mean_reward):
+                found["eval/mean_reward"] = float(callback.last_mean_reward)
+        if self.is_torn:
+            found["environment_reset"] = 1.0
+        return found
+
+    def release(self) -> None:
+        """Give the model back as the library knows it; the buffer stays adopted."""
+        if self._iterations is not None:
+            self._iterations.release()
+
+    @property
+    def normalizer(self) -> list[dict[str, dict[str, Any]]]:
+        """Statistics of VecNormalize, which outlive a reset."""
+        return normalizer_state(self._venv)
+
+    @normalizer.setter
+    def normalizer(self, state: list[dict[str, dict[str, Any]]]) -> None:
+        set_normalizer_state(self._venv, state)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what else belongs to the run."""
+        iterations = self._iterations.count if self._iterations is not None else 0
+        return {"seed": self._seed, "calls": self._own.n_calls, "iterations": iterations}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self._seed = state["seed"]
+        self._own.n_calls = state["calls"]
+        if self._iterations is not None:
+            self._iterations.go_on_from(state["iterations"])
+        if self._environment.obstacles:
+            self._reset_reason = "; ".join(self._environment.obstacles)
+
+
+class _Normalizer:
+    """The normalisers' statistics as a component of their own."""
+
+    def __init__(self, run: ModelRun) -> None:
+        self._run = run
+
+    def get_state(self) -> list[dict[str, dict[str, Any]]]:
+        return self._run.normalizer
+
+    def set_state(self, state: list[dict[str, dict[str, Any]]]) -> None:
+        self._run.normalizer = state
+
+
+def _seed_of(model: BaseAlgorithm) -> int:
+    if model.seed is not None:
+        return int(model.seed)
+    return int(np.random.SeedSequence().generate_state(1)[0])
