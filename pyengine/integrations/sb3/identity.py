@@ -12,6 +12,9 @@ import pyengine
 from pyengine.capture.protocol import type_name
 from pyengine.errors import ModelMismatchError
 
+NOTE = "stable_baselines3"
+"""Key of the manifest's notes under which the description lies."""
+
 _WORDS = {
     "algorithm": "algorithm",
     "policy": "policy class",
@@ -40,8 +43,9 @@ def describe(model: BaseAlgorithm) -> dict[str, Any]:
     buffer = getattr(model, "replay_buffer", None)
     if buffer is not None:
         found |= {"buffer": type_name(buffer), "buffer_size": int(buffer.buffer_size)}
-    if isinstance(getattr(model, "n_steps", None), int):
-        found["n_steps"] = model.n_steps
+    n_steps = getattr(model, "n_steps", None)
+    if isinstance(n_steps, int):
+        found["n_steps"] = n_steps
     return found
 
 
@@ -50,7 +54,7 @@ def check(run_dir: str, found: dict[str, Any]) -> None:
     saved = _newest(run_dir)
     if saved is None:
         return
-    expected = saved.notes.get("stable_baselines3")
+    expected = saved.notes.get(NOTE)
     if not isinstance(expected, dict):
         raise ModelMismatchError(
             f"{run_dir} was not made by this callback; take another run directory",

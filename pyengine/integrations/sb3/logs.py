@@ -12,14 +12,34 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from stable_baselines3.common.logger import CSVOutputFormat, Logger, make_output_format
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    KVWriter,
+    Logger,
+    make_output_format,
+)
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
 from pyengine.errors import TruncatedLogError
 
 
-def log_sizes(model: Any) -> dict[str, int]:
+class LogSizes:
+    """How long each log file was; compared before a restore, never put back."""
+
+    def __init__(self, model: BaseAlgorithm) -> None:
+        self._model = model
+
+    def get_state(self) -> dict[str, int]:
+        """Return sizes in bytes by absolute path."""
+        return log_sizes(self._model)
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Do nothing: `check_log_sizes` has compared them before."""
+
+
+def log_sizes(model: BaseAlgorithm) -> dict[str, int]:
     """Return the size in bytes of each log file that this process writes, by absolute path."""
     paths = {*_monitor_files(model.get_env()), *_csv_files(model.logger)}
     return {path: os.path.getsize(path) for path in sorted(paths) if os.path.exists(path)}
@@ -46,7 +66,8 @@ class AppendingCSVOutputFormat(CSVOutputFormat):
 
     def __init__(self, filename: str) -> None:
         exists = os.path.exists(filename) and os.path.getsize(filename) > 0
-        self.file = open(filename, "r+t" if exists else "w+t", encoding="utf-8", newline="")
+        mode = "r+t" if exists else "w+t"
+        self.file = open(filename, mode, encoding="utf-8")  # noqa: SIM115  closed by close()
         self.keys: list[str] = []
         self.separator = ","
         self.quotechar = '"'
@@ -60,7 +81,7 @@ def append_logger(folder: str | os.PathLike[str], formats: list[str]) -> Logger:
     """Return a logger like SB3's `configure(folder, formats)` whose CSV file is appended to."""
     folder = os.fspath(folder)
     os.makedirs(folder, exist_ok=True)
-    outputs = []
+    outputs: list[KVWriter] = []
     for name in formats:
         if name == "csv":
             outputs.append(AppendingCSVOutputFormat(os.path.join(folder, "progress.csv")))
@@ -85,9 +106,6 @@ def _monitor_files(venv: VecEnv | None) -> Iterator[str]:
     for env in venv.envs if isinstance(venv, DummyVecEnv) else ():
         wrapper: Any = env
         while wrapper is not None:
-            writer = (
-                getattr(wrapper, "results_writer", None) if isinstance(wrapper, Monitor) else None
-            )
-            if writer is not None:
-                yield os.path.abspath(writer.file_handler.name)
+            if isinstance(wrapper, Monitor) and wrapper.results_writer is not None:
+                yield os.path.abspath(wrapper.results_writer.file_handler.name)
             wrapper = vars(wrapper).get("env")
