@@ -41,8 +41,8 @@ class SnapshotCallback(BaseCallback):
     `keep_last` snapshots stay, and with `keep_best="rollout/ep_rew_mean"` or "eval/mean_reward" the
     one with the highest value too. `fresh=True` begins anew beside what is there, `eager=True`
     verifies the whole replay before training goes on. `notes` (plain JSON values) go into every
-    manifest, other settings to `pyengine.SnapshotEngine`. `verbose=1` prints what was restored and
-    what is not saved.
+    manifest, other settings to `pyengine.SnapshotEngine`. `verbose=1` prints what is
+    not saved.
 
     Raises, before anything in the run is touched, ModelMismatchError where the script's algorithm,
     spaces, environments or buffer are not those of the run; TruncatedLogError; ModelStateError
@@ -112,8 +112,6 @@ class SnapshotCallback(BaseCallback):
             self._close()
             raise
         self.num_timesteps = self.model.num_timesteps
-        if self.report:
-            self._say(str(self.report))
 
     def _on_rollout_start(self) -> None:
         if self._run is None or self._engine is None:

@@ -42,7 +42,8 @@ def _rules() -> Rules:
             **GYMNASIUM.skipped_names,
             VecEnv: frozenset({"metadata", "render_mode"}),
             VecEnvWrapper: frozenset({"class_attributes"}),
-            DummyVecEnv: frozenset({"buf_infos"}),  # every step writes it before it is read
+            # Every step writes them before it reads them.
+            DummyVecEnv: frozenset({"buf_infos", "actions"}),
             # Times in the files of results count from the start that their header names.
             Monitor: frozenset({"t_start"}),
             VecMonitor: frozenset({"t_start"}),

@@ -66,15 +66,14 @@ class AppendingCSVOutputFormat(CSVOutputFormat):
 
     def __init__(self, filename: str) -> None:
         exists = os.path.exists(filename) and os.path.getsize(filename) > 0
-        mode = "r+t" if exists else "w+t"
-        self.file = open(filename, mode, encoding="utf-8")  # noqa: SIM115  closed by close()
-        self.keys: list[str] = []
+        if not exists:
+            super().__init__(filename)
+            return
+        self.file = open(filename, "r+", encoding="utf-8")  # noqa: SIM115  closed by close()
         self.separator = ","
         self.quotechar = '"'
-        if exists:
-            header = next(csv.reader([self.file.readline()]), [])
-            self.keys = list(header)
-            self.file.seek(0, os.SEEK_END)
+        self.keys = next(csv.reader([self.file.readline()]), [])
+        self.file.seek(0, os.SEEK_END)
 
 
 def append_logger(folder: str | os.PathLike[str], formats: list[str]) -> Logger:
