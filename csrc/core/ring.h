@@ -155,6 +155,10 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
 /* Free aged-out slots that no pending snapshot holds any more. Exclusive lock held. */
 void pe_ring_collect(struct pe_ring *ring);
 
+/* Let go of a segment whose last row left the window; false while a pending snapshot needs it in
+ * memory. A persisted one that a snapshot needs lives on as its file. Exclusive lock held. */
+bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment);
+
 static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   return lane * ring->control->table_length + (segment & (ring->control->table_length - 1));
 }
