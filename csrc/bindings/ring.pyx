@@ -3,11 +3,11 @@
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 
-from control_block cimport pe_atomic, pe_file
+from control_block cimport atomic_exchange_explicit, memory_order_acq_rel, pe_atomic, pe_file
 from ring_native cimport (
-    PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, pe_fault, pe_hash_bind, pe_hash_function,
-    pe_ring_collect, pe_ring_drop_holds, pe_ring_hold, pe_ring_lock, pe_ring_map_segment,
-    pe_ring_open_segment, pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_status,
+    PE_CLOSED, PE_NO_SLOT, PE_OK, pe_fault, pe_hash_bind, pe_hash_function, pe_ring_collect,
+    pe_ring_drop_holds, pe_ring_hold, pe_ring_lock, pe_ring_map_segment, pe_ring_open_segment,
+    pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_status,
 )
 
 from pyengine._native.hashing import function_address
@@ -42,7 +42,7 @@ cdef class RingCore(RingRead):
             status = pe_ring_reserve_ahead(&self._ring, ahead)
         if status == PE_OK:
             return True
-        return None if status == PE_EMPTY or status == PE_NO_MEMORY else False
+        return False if status == PE_NO_SLOT else None
 
     def collect(self):
         cdef pe_status status
@@ -72,28 +72,38 @@ cdef class RingCore(RingRead):
             PyBuffer_Release(&view)
 
     def drop_holds(self):
-        if self._open and not self._dead:
-            pe_ring_drop_holds(&self._ring)
+        cdef pe_status status
+        if self._dead or not self._open:
+            return
+        with nogil:
+            status = pe_ring_lock(&self._ring)
+            if status == PE_OK:
+                pe_ring_drop_holds(&self._ring)
+        if status == PE_CLOSED:
+            return
+        _report(status, NULL)
+        # Under the lock still: a hold that begins now keeps its own words.
         self._hold_owners = []
+        pe_ring_unlock(&self._ring)
 
     def take_retired(self):
         """Mapped files that left the window since the last call."""
-        cdef uint64_t count = self._ring.retired_files
-        self._ring.retired_files = 0
-        return count
+        return atomic_exchange_explicit(&self._ring.retired_files, 0, memory_order_acq_rel)
 
     # --- restore ----------------------------------------------------------------------------
 
     def set_lane(self, uint64_t lane, uint64_t tail, uint64_t total_count, bint break_pending):
-        self._check()
+        self.lock()
         pe_ring_set_lane(&self._ring, lane, tail, total_count, break_pending)
+        self.unlock()
 
     def map_segment(self, uint64_t lane, uint64_t segment, size_t address, tuple record):
         cdef pe_file file
-        self._check()
         (file.line, file.lane, file.first_row, file.row_count, file.sequence, file.checksum,
          file.file_bytes) = record
+        self.lock()
         pe_ring_map_segment(&self._ring, lane, segment, <const uint8_t *>address, &file)
+        self.unlock()
 
     def open_segment(self, uint64_t lane, uint64_t segment):
         """Open a slot; return the byte offset of its image in the arena."""
@@ -102,7 +112,10 @@ cdef class RingCore(RingRead):
         cdef pe_status status
         self._check()
         with nogil:
-            status = pe_ring_open_segment(&self._ring, lane, segment, &image, &fault)
+            status = pe_ring_lock(&self._ring)
+            if status == PE_OK:
+                status = pe_ring_open_segment(&self._ring, lane, segment, &image, &fault)
+                pe_ring_unlock(&self._ring)
         _report(status, &fault)
         if status == PE_NO_SLOT:
             raise RuntimeError("no free slot while the ring is being restored")

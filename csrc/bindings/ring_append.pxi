@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_OK, pe_fault, pe_field_record, pe_ring_append, pe_ring_break, pe_ring_lock,
+    PE_CLOSED, PE_OK, pe_fault, pe_field_record, pe_ring_append, pe_ring_break, pe_ring_lock,
     pe_ring_try_lock, pe_ring_unlock, pe_source, pe_status,
 )
 
@@ -95,7 +95,7 @@ cdef class RingAppend(RingMemory):
         cdef const uint8_t *mask_bytes = NULL
         if self._dead or not self._open or total + 1 > STACK_FIELDS:
             return 0
-        lanes = self._ring.control.lanes
+        lanes = self._lanes
         try:
             for i in range(total):
                 item = PyDict_GetItem(fields, self._names[i])
@@ -155,6 +155,8 @@ cdef class RingAppend(RingMemory):
                         status = pe_ring_append(&self._ring, 0, lanes, 1, sources,
                                                 sources + self._appends, mask_bytes, &done, &fault)
                         pe_ring_unlock(&self._ring)
+            if status == PE_CLOSED:
+                return 0
             _report(status, &fault)
             return 1 if status == PE_OK else -1
         finally:

@@ -1,11 +1,11 @@
 # What the native core could not do, as exceptions.
 
 from ring_native cimport (
-    PE_BUSY, PE_DAMAGED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF, PE_UNREADABLE,
-    pe_fault, pe_status,
+    PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF,
+    PE_UNREADABLE, pe_fault, pe_status,
 )
 
-from pyengine.errors import EmptyRingError, UnknownRefError
+from pyengine.errors import ClosedError, EmptyRingError, UnknownRefError
 
 
 class BlockFault(Exception):
@@ -37,6 +37,8 @@ cdef int _report(pe_status status, const pe_fault *fault) except -1:
         raise NoMemory(<int>fault.got)
     if status == PE_BUSY:
         raise RuntimeError("the ring's lock is already held by this thread")
+    if status == PE_CLOSED:
+        raise ClosedError("the ring was closed")
     if status == PE_UNKNOWN_REF:
         raise UnknownRefError(f"ref {fault.row} names no row of the ring's window",
                               field="refs", expected="a ref in the window", got=fault.row)

@@ -1,4 +1,8 @@
 # Lifetime and lock of a ring: who holds the arena, and until when C may touch it.
+#
+# The arena's buffer and the C tables go at close(), which waits until no call is inside. What runs
+# before a call has its lock may touch only what lives as long as the object: the header image, the
+# numbers of fields and lanes.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -8,8 +12,9 @@ from libc.string cimport memset
 
 from control_block cimport pe_ring_control
 from ring_native cimport (
-    PE_OK, pe_mutable_field, pe_ring, pe_ring_close, pe_ring_lock, pe_ring_lock_shared,
-    pe_ring_open, pe_ring_unlock, pe_segment_fields, pe_segment_header, pe_status,
+    PE_OK, pe_mutable_field, pe_ring, pe_ring_close, pe_ring_free, pe_ring_lock,
+    pe_ring_lock_shared, pe_ring_open, pe_ring_unlock, pe_segment_fields, pe_segment_header,
+    pe_status,
 )
 
 from pyengine.errors import ClosedError, ForkedProcessError
@@ -26,7 +31,7 @@ cdef class RingMemory:
     cdef bytes _formats
     cdef pe_mutable_field *_mutables
     cdef uint32_t *_ends
-    cdef uint64_t _row_bytes
+    cdef uint64_t _lanes
     cdef int _appends  # append fields that callers give: all but the start field
     cdef object _hold_owners
     cdef object __weakref__
@@ -67,24 +72,28 @@ cdef class RingMemory:
         self._ring.end_fields = self._ends
         self._ring.end_count = <uint32_t>len(end_fields)
         self._appends = <int>self._ring.field_count - 1
-        self._row_bytes = 0
-        for i in range(self._ring.field_count):
-            self._row_bytes += self._ring.fields[i].row_bytes
+        self._lanes = self._ring.control.lanes
         if pe_ring_open(&self._ring) != PE_OK:
             raise MemoryError
 
     def __dealloc__(self):
         if self._open:
-            pe_ring_close(&self._ring)
+            pe_ring_free(&self._ring)
             if not self._dead:
                 PyBuffer_Release(&self._arena)
         free(self._mutables)
         free(self._ends)
 
     def close(self):
-        if self._open and not self._dead:
+        cdef pe_status status
+        if self._dead or not self._open:
+            return
+        with nogil:
+            status = pe_ring_close(&self._ring)
+        _report(status, NULL)
+        if self._open:  # another thread may have come here first
             self._open = False
-            pe_ring_close(&self._ring)
+            pe_ring_free(&self._ring)
             PyBuffer_Release(&self._arena)
 
     def disarm(self):
@@ -110,9 +119,27 @@ cdef class RingMemory:
     def unlock(self):
         pe_ring_unlock(&self._ring)
 
+    def locked(self):
+        return Locked.__new__(Locked, self)
+
     cdef int _lock_shared(self) except -1:
         cdef pe_status status
         self._check()
         with nogil:
             status = pe_ring_lock_shared(&self._ring)
         return _report(status, NULL)
+
+
+cdef class Locked:
+    """The lock for a `with` statement: native, so that no signal handler runs between the lock and
+    the block that gives it back."""
+    cdef RingMemory _memory
+
+    def __cinit__(self, RingMemory memory):
+        self._memory = memory
+
+    def __enter__(self):
+        self._memory.lock()
+
+    def __exit__(self, *exception):
+        self._memory.unlock()

@@ -26,7 +26,7 @@ cdef extern from "pcg64.h" nogil:
 cdef extern from "ring.h" nogil:
     enum pe_status:
         PE_OK, PE_NO_SLOT, PE_NO_MEMORY, PE_BUSY, PE_UNKNOWN_REF, PE_EMPTY, PE_DAMAGED
-        PE_UNREADABLE, PE_OUT_OF_MEMORY
+        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED
     struct pe_fault:
         int64_t row
         uint64_t lane, segment, offset, expected, got
@@ -48,13 +48,15 @@ cdef extern from "ring.h" nogil:
         const pe_field_record *fields
         const pe_mutable_field *mutables
         const uint32_t *end_fields
-        uint64_t file_count, free_count, retired_files, lost_updates
+        uint64_t file_count, free_count, lost_updates
+        pe_atomic retired_files
         pe_pcg64 rng
         pthread_mutex_t draw
     int pthread_mutex_lock(pthread_mutex_t *mutex)
     int pthread_mutex_unlock(pthread_mutex_t *mutex)
     pe_status pe_ring_open(pe_ring *ring)
-    void pe_ring_close(pe_ring *ring)
+    pe_status pe_ring_close(pe_ring *ring)
+    void pe_ring_free(pe_ring *ring)
     pe_status pe_ring_lock(pe_ring *ring)
     pe_status pe_ring_lock_shared(pe_ring *ring)
     bint pe_ring_try_lock(pe_ring *ring)
@@ -66,9 +68,8 @@ cdef extern from "ring.h" nogil:
     void pe_ring_break(pe_ring *ring, uint64_t lane)
     bint pe_ring_hold(pe_ring *ring, pe_atomic *word, uint64_t sequence)
     void pe_ring_drop_holds(pe_ring *ring)
-    pe_status pe_ring_update(pe_ring *ring, uint32_t field, const int64_t *refs, uint64_t count,
-                             const uint8_t *values, uint64_t value_stride, uint64_t *lost,
-                             pe_fault *fault)
+    pe_status pe_ring_update(pe_ring *ring, const int64_t *refs, uint64_t count,
+                             const pe_source *values, uint64_t *lost, pe_fault *fault)
     pe_status pe_ring_draw(pe_ring *ring, uint64_t count, int64_t *refs)
     pe_status pe_ring_gather(pe_ring *ring, const int64_t *refs, uint64_t count,
                              uint8_t **outputs, uint8_t **mutable_outputs, pe_fault *fault)

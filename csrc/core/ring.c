@@ -19,7 +19,7 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
       ring->is_reserved == NULL || windows == NULL) {
     free(windows);
     ring->holds[0].tails = NULL;
-    pe_ring_close(ring);
+    pe_ring_free(ring);
     return PE_OUT_OF_MEMORY;
   }
   for (size_t i = 0; i < PE_MAX_HOLDS; i++) {
@@ -36,10 +36,21 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
   pthread_rwlock_init(&ring->lock, &attributes);
   pthread_rwlockattr_destroy(&attributes);
   pthread_mutex_init(&ring->draw, NULL);
+  pthread_mutex_init(&ring->reserving, NULL);
   return PE_OK;
 }
 
-void pe_ring_close(struct pe_ring *ring) {
+enum pe_status pe_ring_close(struct pe_ring *ring) {
+  if (pthread_rwlock_wrlock(&ring->lock) != 0) return PE_BUSY;
+  ring->is_closed = true;
+  pthread_rwlock_unlock(&ring->lock);
+  /* A slot that is just being given memory; the next one finds the ring closed. */
+  pthread_mutex_lock(&ring->reserving);
+  pthread_mutex_unlock(&ring->reserving);
+  return PE_OK;
+}
+
+void pe_ring_free(struct pe_ring *ring) {
   free(ring->images);
   free(ring->is_file);
   free(ring->free_slots);
@@ -52,15 +63,25 @@ void pe_ring_close(struct pe_ring *ring) {
   memset(ring->holds, 0, sizeof ring->holds);
 }
 
+/* What a lock call comes to: a closed ring lets nobody keep its lock. */
+static enum pe_status admit(struct pe_ring *ring, int error) {
+  if (error != 0) return PE_BUSY;
+  if (!ring->is_closed) return PE_OK;
+  pthread_rwlock_unlock(&ring->lock);
+  return PE_CLOSED;
+}
+
 enum pe_status pe_ring_lock(struct pe_ring *ring) {
-  return pthread_rwlock_wrlock(&ring->lock) == 0 ? PE_OK : PE_BUSY;
+  return admit(ring, pthread_rwlock_wrlock(&ring->lock));
 }
 
 enum pe_status pe_ring_lock_shared(struct pe_ring *ring) {
-  return pthread_rwlock_rdlock(&ring->lock) == 0 ? PE_OK : PE_BUSY;
+  return admit(ring, pthread_rwlock_rdlock(&ring->lock));
 }
 
-bool pe_ring_try_lock(struct pe_ring *ring) { return pthread_rwlock_trywrlock(&ring->lock) == 0; }
+bool pe_ring_try_lock(struct pe_ring *ring) {
+  return admit(ring, pthread_rwlock_trywrlock(&ring->lock)) == PE_OK;
+}
 
 void pe_ring_unlock(struct pe_ring *ring) { pthread_rwlock_unlock(&ring->lock); }
 
@@ -81,9 +102,9 @@ void pe_ring_map_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
                          const uint8_t *image, const struct pe_file *file) {
   struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
   const uint64_t index = pe_ring_index(ring, lane, segment);
-  entry->file = *file;
+  atomic_store_explicit(&entry->place, PE_PLACE_NONE, memory_order_release);
   atomic_store_explicit(&entry->segment_plus_one, segment + 1, memory_order_release);
-  atomic_store_explicit(&entry->place, PE_PLACE_FILE, memory_order_release);
+  pe_control_set_file(entry, file);
   ring->images[index] = image;
   ring->is_file[index] = true;
   ring->file_count++;

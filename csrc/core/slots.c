@@ -9,8 +9,9 @@
 /* --- holds -------------------------------------------------------------------------------- */
 
 static bool hold_is_active(const struct pe_hold *hold) {
-  if (hold->word == NULL) return false;
-  const uint64_t word = atomic_load_explicit(hold->word, memory_order_acquire);
+  _Atomic uint64_t *const at = hold->word;
+  if (at == NULL) return false;
+  const uint64_t word = atomic_load_explicit(at, memory_order_acquire);
   const uint64_t state = pe_word_state(word);
   return pe_word_tag(word) == hold->sequence &&
          (state == PE_SNAPSHOT_PENDING || state == PE_SNAPSHOT_COMMITTING);
@@ -21,9 +22,7 @@ static bool segment_is_held(const struct pe_ring *ring, uint64_t lane, uint64_t 
   const uint64_t end = first + ring->control->segment_rows;
   for (size_t i = 0; i < PE_MAX_HOLDS; i++) {
     const struct pe_hold *hold = &ring->holds[i];
-    if (hold->word != NULL && hold->tails[lane] < end && hold->totals[lane] > first &&
-        hold_is_active(hold))
-      return true;
+    if (hold->tails[lane] < end && hold->totals[lane] > first && hold_is_active(hold)) return true;
   }
   return false;
 }
@@ -68,7 +67,7 @@ bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segme
     if (ring->images[index] != NULL) {
       ring->images[index] = NULL;
       ring->file_count--;
-      ring->retired_files++;
+      atomic_fetch_add_explicit(&ring->retired_files, 1, memory_order_relaxed);
     }
     if (held) return true;
   } else {
@@ -76,10 +75,11 @@ bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segme
     const uint64_t word =
         atomic_load_explicit(pe_control_word(ring->control, slot), memory_order_acquire);
     if (held && pe_word_state(word) != PE_SLOT_PERSISTED) return false;
-    if (held) entry->file = *pe_control_slot_file(ring->control, slot);
     ring->images[index] = NULL;
-    atomic_store_explicit(&entry->place, held ? PE_PLACE_FILE : PE_PLACE_NONE,
-                          memory_order_release);
+    if (held)
+      pe_control_set_file(entry, pe_control_slot_file(ring->control, slot));
+    else
+      atomic_store_explicit(&entry->place, PE_PLACE_NONE, memory_order_release);
     free_slot(ring, slot);
     return true;
   }
@@ -133,10 +133,11 @@ static uint64_t take_free(struct pe_ring *ring, int64_t at) {
   return slot;
 }
 
-enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead) {
+static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead) {
   uint64_t reserved = 0;
   bool all = true;
-  if (pe_ring_lock(ring) != PE_OK) return PE_BUSY;
+  enum pe_status status = pe_ring_lock(ring);
+  if (status != PE_OK) return status;
   for (uint64_t i = 0; i < ring->free_count; i++) reserved += ring->is_reserved[ring->free_slots[i]];
   for (uint64_t slot = 0; slot < ring->control->slot_count; slot++) all &= ring->is_reserved[slot];
   const int64_t at = reserved < ahead ? choose_free(ring, false) : -1;
@@ -150,11 +151,20 @@ enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead) {
     (void)madvise(ring->base + pe_control_slot_offset(ring->control, slot),
                   ring->control->slot_bytes, MADV_POPULATE_WRITE);
 #endif
-  if (pe_ring_lock(ring) != PE_OK) return PE_BUSY; /* cannot be: this thread holds nothing */
+  status = pe_ring_lock(ring);
+  if (status != PE_OK) return status; /* closed meanwhile: nobody wants the slot any more */
   ring->is_reserved[slot] = error == 0;
   ring->free_slots[ring->free_count++] = slot;
   pe_ring_unlock(ring);
   return error == 0 ? PE_OK : PE_NO_MEMORY;
+}
+
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead) {
+  /* Arena and descriptor stay until this is let go: see pe_ring_close. */
+  pthread_mutex_lock(&ring->reserving);
+  const enum pe_status status = reserve_one(ring, ahead);
+  pthread_mutex_unlock(&ring->reserving);
+  return status;
 }
 
 enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
