@@ -93,17 +93,17 @@ cdef class RingCore(RingRead):
     # --- restore ----------------------------------------------------------------------------
 
     def set_lane(self, uint64_t lane, uint64_t tail, uint64_t total_count, bint break_pending):
-        self.lock()
+        self._lock()
         pe_ring_set_lane(&self._ring, lane, tail, total_count, break_pending)
-        self.unlock()
+        pe_ring_unlock(&self._ring)
 
     def map_segment(self, uint64_t lane, uint64_t segment, size_t address, tuple record):
         cdef pe_file file
         (file.line, file.lane, file.first_row, file.row_count, file.sequence, file.checksum,
          file.file_bytes) = record
-        self.lock()
+        self._lock()
         pe_ring_map_segment(&self._ring, lane, segment, <const uint8_t *>address, &file)
-        self.unlock()
+        pe_ring_unlock(&self._ring)
 
     def open_segment(self, uint64_t lane, uint64_t segment):
         """Open a slot; return the byte offset of its image in the arena."""

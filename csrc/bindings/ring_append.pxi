@@ -196,10 +196,6 @@ cdef class RingAppend(RingMemory):
         return True
 
     def break_lane(self, uint64_t lane):
-        cdef pe_status status
-        self._check()
-        with nogil:
-            status = pe_ring_lock(&self._ring)
-        _report(status, NULL)
+        self._lock()
         pe_ring_break(&self._ring, lane)
         pe_ring_unlock(&self._ring)

@@ -109,15 +109,12 @@ cdef class RingMemory:
 
     # --- locks ------------------------------------------------------------------------------
 
-    def lock(self):
+    cdef int _lock(self) except -1:
         cdef pe_status status
         self._check()
         with nogil:
             status = pe_ring_lock(&self._ring)
-        _report(status, NULL)
-
-    def unlock(self):
-        pe_ring_unlock(&self._ring)
+        return _report(status, NULL)
 
     def locked(self):
         return Locked.__new__(Locked, self)
@@ -139,7 +136,7 @@ cdef class Locked:
         self._memory = memory
 
     def __enter__(self):
-        self._memory.lock()
+        self._memory._lock()
 
     def __exit__(self, *exception):
-        self._memory.unlock()
+        pe_ring_unlock(&self._memory._ring)

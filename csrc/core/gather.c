@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "hash.h"
+#include "pages.h"
 #include "ring.h"
 
 #ifndef MADV_POPULATE_READ
@@ -117,7 +118,7 @@ static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_r
       uint64_t offset, bytes;
       pe_block_range(field, index, &offset, &bytes);
       void *pages = block_pages(places[i].image, offset, &bytes);
-      (void)madvise(pages, bytes, MADV_WILLNEED);
+      pe_pages_ask(pages, bytes);
       continue;
     }
     const enum pe_status status = verify_block(ring, &places[i], field, index, fault);

@@ -312,6 +312,8 @@ def _verify_rows(
 
 
 def _verify_whole(mapping: MemoryMapping, header: SegmentHeader, path: str) -> None:
+    # The mapping is for random access: without this, each page is a trip to the disk of its own.
+    mapping.advise_willneed(0, mapping.size)
     mapping.populate(0, mapping.size)
     with memoryview(mapping) as view:
         bad = verify_image(view)
