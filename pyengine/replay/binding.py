@@ -23,9 +23,10 @@ from pyengine.format.buffer_header import BufferHeader, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
-from pyengine.replay.install import SegmentFile, check_header, install
+from pyengine.replay.install import check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import plan_ring
+from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
 

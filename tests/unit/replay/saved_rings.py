@@ -13,7 +13,7 @@ from pyengine import ReplayBuffer
 from pyengine._native.hashing import seal_image
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.segment import set_counts
-from pyengine.replay.install import SegmentFile
+from pyengine.replay.segment_files import SegmentFile
 
 LINE = 7
 

@@ -11,7 +11,7 @@ import pytest
 from pyengine._native.mapping import Mapping
 
 PAGE = 4096
-SIZE = 8 * 1024 * 1024
+SIZE = 24 * 1024 * 1024
 
 
 def faults_of_populating(path: Path, size: int, *, ask: bool) -> int:
