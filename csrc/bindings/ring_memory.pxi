@@ -119,6 +119,13 @@ cdef class RingMemory:
     def locked(self):
         return Locked.__new__(Locked, self)
 
+    def call_locked(self, function):
+        self._lock()
+        try:
+            function()
+        finally:
+            pe_ring_unlock(&self._ring)
+
     cdef int _lock_shared(self) except -1:
         cdef pe_status status
         self._check()
@@ -128,8 +135,7 @@ cdef class RingMemory:
 
 
 cdef class Locked:
-    """The lock for a `with` statement: native, so that no signal handler runs between the lock and
-    the block that gives it back."""
+    """The lock for a `with` statement."""
     cdef RingMemory _memory
 
     def __cinit__(self, RingMemory memory):

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,7 +59,9 @@ class RingCore:
         """Wait until no call is inside, then let go of the arena; RuntimeError inside `locked`."""
     def disarm(self) -> None: ...
     def locked(self) -> AbstractContextManager[None]:
-        """Hold off every other call of any thread; whatever a signal handler raises, it ends."""
+        """Hold off every other call of any thread, where no signal handler can interrupt."""
+    def call_locked(self, function: Callable[[], object]) -> None:
+        """Call with every other call held off; whatever a signal handler raises, the lock goes."""
     def append(
         self,
         values: list[Any],

@@ -20,26 +20,24 @@ def as_count(
     most: int | None = COUNT_MAX,
     error: type[ConfigError] | type[SchemaError] = ConfigError,
 ) -> int:
-    """Return `value` as an int from `least` to `most`; `error` naming the argument otherwise.
+    """Return `value` as an int from `least` (0 or more) to `most`; else `error` naming it.
 
     Takes what Python takes as an index (int, NumPy and torch integers) except flags: a float would
     be rounded, and True is nobody's count.
     """
-    expected = f"an integer of at least {least}"
-    if most is not None:
-        expected = f"an integer from {least} to {most}"
     try:
-        number = operator.index(value)
+        number = -1 if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, bool) or number < least or (most or number) < number:
-        raise error(
-            f"{name}: expected {expected}, got {value!r:.100}",
-            field=name,
-            expected=expected,
-            got=value,
-        )
-    return number
+        number = -1
+    if number >= least and (most is None or number <= most):
+        return number
+    expected = f"at least {least}" if most is None else f"from {least} to {most}"
+    raise error(
+        f"{name}: expected an integer {expected}, got {value!r:.100}",
+        field=name,
+        expected=f"an integer {expected}",
+        got=value,
+    )
 
 
 def as_seconds(name: str, value: Any) -> float:

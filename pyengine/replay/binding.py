@@ -182,7 +182,7 @@ class RingBinding:
     def freeze(self) -> Iterator[None]:
         """Hold off appends, updates, gathers and restores of all threads while the cut is taken.
 
-        Not in a thread that signal handlers interrupt: this is Python's, see `RingCore.locked`.
+        Not where a signal handler may raise: see `RingCore.call_locked`.
         """
         with contextlib.ExitStack() as lock:
             self._use(lambda storage: self._lock_current(storage, lock))
@@ -274,13 +274,16 @@ class RingBinding:
 
     def _exchange(self, storage: Storage) -> None:
         """Put fresh storage in the place of what there is, under the lock of that."""
+
+        def put() -> None:
+            self._storage = storage
+
         with self._making:
             former = self._storage
             if former is None:
-                self._storage = storage
+                put()
             else:
-                with former.core.locked():  # who froze the ring goes on with what he froze
-                    self._storage = storage
+                former.core.call_locked(put)  # who froze the ring goes on with what he froze
             if self._is_closed:  # by another thread, which did not see it
                 self.close()
                 self._check_usable()

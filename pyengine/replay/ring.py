@@ -226,8 +226,7 @@ class ReplayBuffer(RingReading):
 
         def write(storage: Storage) -> None:
             array = storage.mutable_arrays()[name]
-            with storage.core.locked():
-                array[index] = value
+            storage.core.call_locked(lambda: array.__setitem__(index, value))
 
         try:
             self._use(write)

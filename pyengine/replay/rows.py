@@ -28,6 +28,8 @@ def merge(rows: Any, fields: dict[str, Any], what: str = "rows") -> dict[str, An
     """Return one dict of what was given as a dict and by keyword; RowError where they overlap."""
     if rows is None:
         return fields
+    if type(rows) is dict and not fields:  # nearly always
+        return rows
     if not isinstance(rows, Mapping):
         raise RowError(
             f"{what}: expected a dict of values by field, got {type(rows).__name__}",
@@ -156,8 +158,8 @@ def as_refs(what: str, values: Any) -> NDArray[np.int64]:
             expected="int64",
             got=str(array.dtype),
         )
-    # The native core takes C-contiguous writable memory.
-    return np.require(array, np.int64, ["C", "W"]).reshape(-1)
+    refs = np.ascontiguousarray(array, np.int64).reshape(-1)
+    return refs if refs.flags.writeable else refs.copy()  # the native core takes no other
 
 
 def to_array(name: str, value: Any) -> Array:
