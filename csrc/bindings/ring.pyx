@@ -23,8 +23,6 @@ include "ring_read.pxi"
 cdef class RingCore(RingRead):
     """What a ring does, a chapter a class; this one: slots, holds and restore."""
 
-    # --- slots ------------------------------------------------------------------------------
-
     @property
     def free_slots(self):
         return self._ring.free_count
@@ -53,8 +51,6 @@ cdef class RingCore(RingRead):
                 pe_ring_collect(&self._ring)
                 pe_ring_unlock(&self._ring)
         _report(status, NULL)
-
-    # --- snapshots (the lock is held by the caller) -------------------------------------------
 
     def hold(self, words, size_t offset, uint64_t sequence):
         cdef Py_buffer view
@@ -89,8 +85,6 @@ cdef class RingCore(RingRead):
     def take_retired(self):
         """Mapped files that left the window since the last call."""
         return atomic_exchange_explicit(&self._ring.retired_files, 0, memory_order_acq_rel)
-
-    # --- restore ----------------------------------------------------------------------------
 
     def set_lane(self, uint64_t lane, uint64_t tail, uint64_t total_count, bint break_pending):
         self._lock()

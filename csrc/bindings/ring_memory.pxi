@@ -107,8 +107,6 @@ cdef class RingMemory:
             raise ClosedError("the ring was closed")
         return 0
 
-    # --- locks ------------------------------------------------------------------------------
-
     cdef int _lock(self) except -1:
         cdef pe_status status
         self._check()

@@ -6,8 +6,6 @@
 
 #include "ring.h"
 
-/* --- holds -------------------------------------------------------------------------------- */
-
 static bool hold_is_active(const struct pe_hold *hold) {
   _Atomic uint64_t *const at = hold->word;
   if (at == NULL) return false;
@@ -45,8 +43,6 @@ bool pe_ring_hold(struct pe_ring *ring, _Atomic uint64_t *word, uint64_t sequenc
 void pe_ring_drop_holds(struct pe_ring *ring) {
   for (size_t i = 0; i < PE_MAX_HOLDS; i++) ring->holds[i].word = NULL;
 }
-
-/* --- slots -------------------------------------------------------------------------------- */
 
 /* Free a slot whatever the writer is doing with it: the writer's own swaps then fail. */
 static void free_slot(struct pe_ring *ring, uint64_t slot) {
