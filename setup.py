@@ -22,13 +22,13 @@ MODULES: dict[str, list[str]] = {
     "hashing": ["hash.c"],
     "mapping": [],
     "control": ["control.c"],
-    "ring": ["control.c", "gather.c", "hash.c", "pcg64.c", "ring.c"],
+    "ring": ["append.c", "control.c", "gather.c", "hash.c", "pcg64.c", "ring.c", "slots.c"],
 }
 
 
 def extension(module: str, units: list[str]) -> Extension:
     headers = sorted(str(path) for path in Path(CORE).glob("*.h"))
-    bindings = sorted(str(path) for path in Path(BINDINGS).glob("*.pxd"))
+    bindings = sorted(str(path) for path in Path(BINDINGS).glob("*.px[di]"))
     return Extension(
         f"pyengine._native.{module}",
         sources=[f"{BINDINGS}/{module}.pyx", *(f"{CORE}/{unit}" for unit in units)],

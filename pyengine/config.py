@@ -19,6 +19,9 @@ SEGMENT_MIN_BYTES = 256 * 1024
 SLOT_WAIT_SECONDS = 5.0
 """How long `add` waits for a free segment slot before it cancels the snapshots that hold it."""
 
+COMMIT_WAIT_SECONDS = 60.0
+"""How long `add` then waits for a snapshot that is being committed, which cannot be cancelled."""
+
 STAGING_WAIT_SECONDS = 30.0
 """How long `snapshot()` waits for a staging slot."""
 

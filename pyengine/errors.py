@@ -51,7 +51,18 @@ class PyengineError(Exception):
 
 
 class ConfigError(PyengineError, ValueError):
-    """A setting or an argument that cannot work."""
+    """A setting or an argument that cannot work.
+
+    Attributes, None where the text says it all: `field` (the argument), `expected` and `got`.
+    """
+
+    def __init__(
+        self, message: str, *, field: str | None = None, expected: Any = None, got: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.expected = expected
+        self.got = got
 
 
 class ForkedProcessError(PyengineError):
@@ -63,7 +74,18 @@ class ClosedError(PyengineError):
 
 
 class SchemaError(PyengineError, ValueError):
-    """A schema that cannot be laid out."""
+    """A schema that cannot be laid out.
+
+    Attributes, None where the text says it all: `field` (name or argument), `expected` and `got`.
+    """
+
+    def __init__(
+        self, message: str, *, field: str | None = None, expected: Any = None, got: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.expected = expected
+        self.got = got
 
 
 class RowError(PyengineError, ValueError):

@@ -7,11 +7,13 @@ from libc.string cimport memcpy, memset
 from control_block cimport (
     PE_PLACE_FILE, PE_PLACE_NONE, atomic_compare_exchange_strong_explicit,
     atomic_fetch_add_explicit, atomic_load_explicit, atomic_store_explicit, memory_order_acq_rel,
-    memory_order_acquire, memory_order_release, pe_atomic, pe_atomic32, pe_control_entry,
+    memory_order_acquire, memory_order_release, pe_atomic, pe_atomic32, pe_control_find,
     pe_control_is_sound, pe_control_lane, pe_control_plan, pe_control_slot_file,
     pe_control_slot_offset, pe_control_verified, pe_control_word, pe_file, pe_lane,
-    pe_ring_control, pe_table_entry, pe_verified_tag, pe_word, pe_word_state, pe_word_tag,
+    pe_ring_control, pe_verified_tag, pe_word, pe_word_state, pe_word_tag,
 )
+
+from pyengine.errors import ClosedError
 
 cdef extern from *:
     """
@@ -129,7 +131,7 @@ cdef class RingControl:
 
     cdef pe_ring_control *_live(self) except NULL:
         if self._control == NULL:
-            raise ValueError("the control block was released")
+            raise ClosedError("the control block was released")
         return self._control
 
     @property
@@ -241,29 +243,13 @@ cdef class RingControl:
         return _file_tuple(pe_control_slot_file(self._live(), slot))
 
     def place(self, uint64_t lane, uint64_t segment):
-        cdef pe_ring_control *control = self._live()
-        cdef pe_table_entry *entry
-        cdef uint64_t where, word
-        cdef tuple record
+        cdef pe_file file
+        cdef uint64_t where
         self._lane(lane)
-        entry = pe_control_entry(control, lane, segment)
-        while True:
-            if atomic_load_explicit(&entry.segment_plus_one, memory_order_acquire) != segment + 1:
-                return None
-            where = atomic_load_explicit(&entry.place, memory_order_acquire)
-            if where == PE_PLACE_NONE:
-                return None
-            if where == PE_PLACE_FILE:
-                record = _file_tuple(&entry.file)
-                if atomic_load_explicit(&entry.place, memory_order_acquire) == where:
-                    return record
-                continue
-            word = atomic_load_explicit(pe_control_word(control, where - 1), memory_order_acquire)
-            if pe_word_tag(word) == segment * control.lanes + lane and pe_word_state(word) != 0:
-                return where - 1
-            # The trainer moved it between our two looks: look again.
-            if atomic_load_explicit(&entry.place, memory_order_acquire) == where:
-                return None
+        where = pe_control_find(self._live(), lane, segment, &file)
+        if where == PE_PLACE_NONE:
+            return None
+        return _file_tuple(&file) if where == PE_PLACE_FILE else where - 1
 
     def next_file_sequence(self):
         return atomic_fetch_add_explicit(&self._live().next_file_sequence, 1, memory_order_acq_rel)

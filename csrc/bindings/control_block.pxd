@@ -13,10 +13,6 @@ cdef extern from "control.h" nogil:
         pe_atomic break_pending
     struct pe_file:
         uint64_t line, lane, first_row, row_count, sequence, checksum, file_bytes
-    struct pe_table_entry:
-        pe_atomic segment_plus_one
-        pe_atomic place
-        pe_file file
     struct pe_ring_control:
         char magic[8]
         uint32_t version
@@ -28,8 +24,9 @@ cdef extern from "control.h" nogil:
         pe_atomic next_file_sequence
     bint pe_control_plan(pe_ring_control *control)
     bint pe_control_is_sound(const pe_ring_control *control, uint64_t bytes)
+    uint64_t pe_control_find(pe_ring_control *control, uint64_t lane, uint64_t segment,
+                             pe_file *file)
     pe_lane *pe_control_lane(pe_ring_control *control, uint64_t lane)
-    pe_table_entry *pe_control_entry(pe_ring_control *control, uint64_t lane, uint64_t segment)
     pe_atomic *pe_control_word(pe_ring_control *control, uint64_t slot)
     pe_file *pe_control_slot_file(pe_ring_control *control, uint64_t slot)
     uint64_t pe_control_slot_offset(const pe_ring_control *control, uint64_t slot)
@@ -44,6 +41,7 @@ cdef extern from "<stdatomic.h>" nogil:
     memory_order memory_order_acquire, memory_order_release, memory_order_acq_rel
     uint64_t atomic_load_explicit(pe_atomic *word, memory_order order)
     void atomic_store_explicit(pe_atomic *word, uint64_t value, memory_order order)
+    uint64_t atomic_exchange_explicit(pe_atomic *word, uint64_t value, memory_order order)
     uint64_t atomic_fetch_add_explicit(pe_atomic *word, uint64_t value, memory_order order)
     bint atomic_compare_exchange_strong_explicit(
         pe_atomic *word, uint64_t *expected, uint64_t desired, memory_order success,

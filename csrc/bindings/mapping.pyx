@@ -12,7 +12,10 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *address, size_t length, int advice)
     void *MAP_FAILED
     int PROT_READ, PROT_WRITE, MAP_SHARED
-    int MADV_DONTFORK, MADV_RANDOM, MADV_WILLNEED
+    int MADV_DONTFORK, MADV_RANDOM
+
+cdef extern from "pages.h" nogil:
+    void pe_pages_ask(void *pages, size_t bytes)
 
 # Linux 5.14; absent from older headers.
 cdef int POPULATE_READ = 22
@@ -72,7 +75,8 @@ cdef class Mapping:
 
     def advise_willneed(self, size_t offset, size_t length):
         self._check(offset, length)
-        madvise(self._start + offset, length, MADV_WILLNEED)
+        with nogil:
+            pe_pages_ask(self._start + offset, length)
 
     def close(self):
         if self._exports:

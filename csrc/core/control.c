@@ -43,6 +43,39 @@ bool pe_control_plan(struct pe_ring_control *control) {
   return true;
 }
 
+uint64_t pe_control_find(struct pe_ring_control *control, uint64_t lane, uint64_t segment,
+                         struct pe_file *file) {
+  struct pe_table_entry *entry = pe_control_entry(control, lane, segment);
+  for (;;) {
+    if (atomic_load_explicit(&entry->segment_plus_one, memory_order_acquire) != segment + 1)
+      return PE_PLACE_NONE;
+    const uint64_t place = atomic_load_explicit(&entry->place, memory_order_acquire);
+    if (place == PE_PLACE_NONE) return PE_PLACE_NONE;
+    if (place == PE_PLACE_FILE) {
+      *file = entry->file;
+    } else {
+      const uint64_t word =
+          atomic_load_explicit(pe_control_word(control, place - 1), memory_order_acquire);
+      if (pe_word_tag(word) == segment * control->lanes + lane &&
+          pe_word_state(word) != PE_SLOT_FREE)
+        return place;
+    }
+    /* The trainer may have given the entry away between our looks, and to another file: place alone
+     * would not tell. The fence keeps the copy above before the second look. */
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&entry->place, memory_order_relaxed) == place &&
+        atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) == segment + 1)
+      return place == PE_PLACE_FILE ? PE_PLACE_FILE : PE_PLACE_NONE;
+  }
+}
+
+void pe_control_set_file(struct pe_table_entry *entry, const struct pe_file *file) {
+  /* The record is written after the words that say that the former one is void. */
+  atomic_thread_fence(memory_order_release);
+  entry->file = *file;
+  atomic_store_explicit(&entry->place, PE_PLACE_FILE, memory_order_release);
+}
+
 bool pe_control_is_sound(const struct pe_ring_control *control, uint64_t bytes) {
   struct pe_ring_control planned;
   if (bytes < sizeof *control || memcmp(control->magic, PE_RING_MAGIC, 8) != 0 ||

@@ -97,6 +97,15 @@ static_assert(sizeof(struct pe_ring_control) == 256, "ring control header is 256
 /* Fill in the offsets, table length and arena size from the counts; false on overflow. */
 bool pe_control_plan(struct pe_ring_control *control);
 
+/* Where a segment is: PE_PLACE_NONE, slot + 1, or PE_PLACE_FILE with `file` filled in. For either
+ * process; what it returns was true at one instant. */
+uint64_t pe_control_find(struct pe_ring_control *control, uint64_t lane, uint64_t segment,
+                         struct pe_file *file);
+
+/* Trainer: let an entry's segment live in a file, where place or segment_plus_one differ from what
+ * they were with its former file. */
+void pe_control_set_file(struct pe_table_entry *entry, const struct pe_file *file);
+
 /* Whether a header read from shared memory has the offsets that its counts imply. */
 bool pe_control_is_sound(const struct pe_ring_control *control, uint64_t bytes);
 

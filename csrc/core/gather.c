@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "hash.h"
+#include "pages.h"
 #include "ring.h"
 
 #ifndef MADV_POPULATE_READ
@@ -117,7 +118,7 @@ static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_r
       uint64_t offset, bytes;
       pe_block_range(field, index, &offset, &bytes);
       void *pages = block_pages(places[i].image, offset, &bytes);
-      (void)madvise(pages, bytes, MADV_WILLNEED);
+      pe_pages_ask(pages, bytes);
       continue;
     }
     const enum pe_status status = verify_block(ring, &places[i], field, index, fault);
@@ -193,9 +194,9 @@ done:
   return status;
 }
 
-enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_t *refs,
-                              uint64_t count, const uint8_t *values, uint64_t value_stride,
-                              uint64_t *lost, struct pe_fault *fault) {
+enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,
+                              const struct pe_source *values, uint64_t *lost,
+                              struct pe_fault *fault) {
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
   for (uint64_t i = 0; i < count; i++) {
@@ -204,8 +205,6 @@ enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_
       return PE_UNKNOWN_REF;
     }
   }
-  const size_t bytes = (size_t)ring->mutables[field].row_bytes;
-  uint8_t *base = ring->base + ring->mutables[field].offset;
   *lost = 0;
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t lane = (uint64_t)refs[i] % lanes;
@@ -214,7 +213,13 @@ enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_
       ++*lost;
       continue;
     }
-    memcpy(base + (lane * per_lane + id % per_lane) * bytes, values + i * value_stride, bytes);
+    const uint64_t position = lane * per_lane + id % per_lane;
+    for (uint32_t f = 0; f < ring->mutable_count; f++) {
+      if (values[f].data == NULL) continue;
+      const size_t bytes = (size_t)ring->mutables[f].row_bytes;
+      memcpy(ring->base + ring->mutables[f].offset + position * bytes,
+             values[f].data + i * values[f].step_bytes, bytes);
+    }
   }
   ring->lost_updates += *lost;
   return PE_OK;

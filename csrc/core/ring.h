@@ -8,6 +8,9 @@
  * One read-write lock a ring: append, update and the cut exclusive, gathers shared. Draws have a
  * mutex of their own. Nothing here calls Python, waits for a slot, or allocates while appending:
  * where no slot is free a call returns PE_NO_SLOT with the rows it has already added.
+ *
+ * A ring is closed under the exclusive lock, and whoever takes a lock later gets PE_CLOSED instead
+ * of it: no call can be among the tables when they are freed.
  */
 #ifndef PE_RING_H
 #define PE_RING_H
@@ -29,6 +32,7 @@ enum pe_status {
   PE_DAMAGED = 6,    /* a block's hash differs */
   PE_UNREADABLE = 7, /* a mapped block cannot be read; fault.got holds errno */
   PE_OUT_OF_MEMORY = 8,
+  PE_CLOSED = 9,
 };
 
 /* What went wrong where; filled in for the statuses that say so. */
@@ -86,7 +90,7 @@ struct pe_ring {
   uint64_t *free_slots;
   uint64_t free_count;
   bool *is_reserved; /* slot ranges that have memory */
-  uint64_t retired_files; /* mapped images that left the window since the caller last looked */
+  _Atomic uint64_t retired_files; /* mapped images that left the window since last looked at */
 
   struct pe_hold holds[PE_MAX_HOLDS];
   uint64_t lost_updates; /* updates of refs that left the window */
@@ -94,13 +98,22 @@ struct pe_ring {
 
   pthread_rwlock_t lock;
   pthread_mutex_t draw;
+  pthread_mutex_t reserving; /* held while a slot gets its memory without the lock */
+  bool is_closed;            /* changed under the exclusive lock */
 };
 
 /* Set up the process-private side over a control block whose slots are all FREE or, where an engine
  * hands over a live arena, in use. Allocates; PE_OUT_OF_MEMORY where it cannot. */
 enum pe_status pe_ring_open(struct pe_ring *ring);
-void pe_ring_close(struct pe_ring *ring);
 
+/* Let nobody in any more and wait until nobody is inside; PE_BUSY where the calling thread is.
+ * Arena and descriptors may go then. A second call changes nothing. */
+enum pe_status pe_ring_close(struct pe_ring *ring);
+
+/* Free the tables of a ring that is closed, or that no other thread knows. */
+void pe_ring_free(struct pe_ring *ring);
+
+/* PE_BUSY where the calling thread has the lock, PE_CLOSED (without the lock) after a close. */
 enum pe_status pe_ring_lock(struct pe_ring *ring);
 enum pe_status pe_ring_lock_shared(struct pe_ring *ring);
 bool pe_ring_try_lock(struct pe_ring *ring);
@@ -117,19 +130,22 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
  * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
 enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
 
-/* Mark the end of a sequence: the lane's next row does not continue the last. */
+/* Mark the end of a sequence: the lane's next row does not continue the last. Exclusive lock held. */
 void pe_ring_break(struct pe_ring *ring, uint64_t lane);
 
-/* Register a pending snapshot with the lanes' present windows; false where all places are taken. */
+/* Register a pending snapshot with the lanes' present windows; false where all places are taken.
+ * Exclusive lock held. */
 bool pe_ring_hold(struct pe_ring *ring, _Atomic uint64_t *word, uint64_t sequence);
 
-/* Forget all pending snapshots: their words are about to go away. */
+/* Forget all pending snapshots: their words are about to go away. Exclusive lock held. */
 void pe_ring_drop_holds(struct pe_ring *ring);
 
-/* Overwrite mutable field `field` at refs[0..count); refs that left the window are counted. */
-enum pe_status pe_ring_update(struct pe_ring *ring, uint32_t field, const int64_t *refs,
-                              uint64_t count, const uint8_t *values, uint64_t value_stride,
-                              uint64_t *lost, struct pe_fault *fault);
+/* Overwrite mutable fields at refs[0..count): value i of a field at data + i * step_bytes of its
+ * source, whose data is NULL for a field that stays. Refs that left the window are ignored and
+ * counted, once each however many fields there are. Exclusive lock held. */
+enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,
+                              const struct pe_source *values, uint64_t *lost,
+                              struct pe_fault *fault);
 
 /* Draw `count` refs, each valid row alike, with replacement. Draw mutex and shared lock held. */
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs);
@@ -139,7 +155,7 @@ enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_
                               uint8_t *const *outputs, uint8_t *const *mutable_outputs,
                               struct pe_fault *fault);
 
-/* Translate positions to refs; -1 where the position holds no valid row. */
+/* Translate positions to refs; -1 where the position holds no valid row. Shared lock held. */
 void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
                      int64_t *refs);
 
@@ -154,6 +170,10 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
 
 /* Free aged-out slots that no pending snapshot holds any more. Exclusive lock held. */
 void pe_ring_collect(struct pe_ring *ring);
+
+/* Let go of a segment whose last row left the window; false while a pending snapshot needs it in
+ * memory. A persisted one that a snapshot needs lives on as its file. Exclusive lock held. */
+bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment);
 
 static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   return lane * ring->control->table_length + (segment & (ring->control->table_length - 1));

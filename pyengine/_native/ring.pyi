@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ class RingCore:
     """The trainer's side of a ring over its arena (csrc/core/ring.h); each call is one native call.
 
     Fields go by number: append fields in schema order (the reserved start field last), then mutable
-    fields. Holds a view of the arena until closed. Calls raise UnknownRefError, EmptyRingError,
-    BlockFault and NoMemory; wrong sizes are ValueError: the Python layer checks before.
+    fields. Holds a view of the arena until closed. Calls raise ClosedError after a close,
+    UnknownRefError, EmptyRingError, BlockFault and NoMemory; wrong sizes are ValueError: the Python
+    layer checks before. Any thread may call.
     """
 
     seed_state: tuple[int, int]
@@ -53,10 +55,13 @@ class RingCore:
         defaults: tuple[bytes | None, ...],
         end_fields: tuple[int, ...],
     ) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait until no call is inside, then let go of the arena; RuntimeError inside `locked`."""
     def disarm(self) -> None: ...
-    def lock(self) -> None: ...
-    def unlock(self) -> None: ...
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold off every other call of any thread, where no signal handler can interrupt."""
+    def call_locked(self, function: Callable[[], object]) -> None:
+        """Call with every other call held off; whatever a signal handler raises, the lock goes."""
     def append(
         self,
         values: list[Any],
@@ -75,14 +80,26 @@ class RingCore:
     def hold(self, words: Buffer, offset: int, sequence: int) -> None: ...
     def drop_holds(self) -> None: ...
     def take_retired(self) -> int: ...
-    def draw(self, refs: NDArray[np.int64]) -> None: ...
     def gather(
         self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
     ) -> None: ...
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
-    def update(
-        self, field: int, refs: NDArray[np.int64], values: Any, constant: bool = False
-    ) -> int: ...
+    def gather_at(
+        self,
+        positions: NDArray[np.int64],
+        refs: NDArray[np.int64],
+        outputs: Sequence[Any],
+        compact: bool,
+    ) -> int:
+        """Gather by position, all of one instant; `refs` receives the refs, -1 where no row is.
+
+        `compact` puts the rows there are first; returns their number. Else they must all be there.
+        """
+    def update(self, refs: NDArray[np.int64], values: Sequence[Any]) -> int:
+        """Overwrite mutable fields (None: stays) at refs; return how many had left the window.
+
+        One value a mutable field: for each ref, or one for all of them.
+        """
     def set_lane(self, lane: int, tail: int, total_count: int, break_pending: bool) -> None: ...
     def map_segment(
         self, lane: int, segment: int, address: int, record: tuple[int, ...]

@@ -376,6 +376,10 @@ class SnapshotEngine:
         session = self._session
         return session.cancel_pending(reason) if session is not None else 0
 
+    def _committing(self) -> tuple[str, ...]:
+        session = self._session
+        return session.committing() if session is not None else ()
+
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Let one thread at a time in, and remember which, so that a handler in it is known."""

@@ -31,5 +31,10 @@ class RingOwner:
         engine = self._live()
         return engine._cancel_pending(reason) if engine is not None else 0
 
+    def committing(self) -> tuple[str, ...]:
+        """Return the snapshots that are being committed, as people are told of them."""
+        engine = self._live()
+        return engine._committing() if engine is not None else ()
+
     def _live(self) -> SnapshotEngine | None:
         return self._engine() if self._pid == os.getpid() else None

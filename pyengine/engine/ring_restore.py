@@ -15,7 +15,7 @@ from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
-from pyengine.replay.install import SegmentFile
+from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
     from pyengine.engine.restore import RestoreOptions

@@ -125,6 +125,14 @@ class Session:
             self.link.wake()
         return count
 
+    def committing(self) -> tuple[str, ...]:
+        """Return the snapshots that are being committed: too late to cancel, not yet decided."""
+        return tuple(
+            f"snapshot {sequence}"
+            for sequence, state in (entry.snapshot for entry in self.control.entries)
+            if state == SnapshotState.COMMITTING
+        )
+
     def give_ring(self, name: str, ring: ReplayBuffer) -> None:
         """Hand a ring's memory to the writer, once it has any, and when a restore replaced it."""
         storage = ring.storage

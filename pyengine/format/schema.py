@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from pyengine.errors import SchemaError
-from pyengine.format.dtypes import BY_NAME, Dtype, dtype_name
+from pyengine.format.counts import as_count
+from pyengine.format.dtypes import BY_NAME, Dtype, as_default, dtype_name
 
 START_FIELD = "@start"
 """Reserved append field of every ring (uint8): 1 where a row does not continue the one before."""
@@ -34,8 +35,8 @@ class Field:
 
     An append field (`mutable=False`) never changes once its row was added. A mutable field may be
     changed through `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small
-    (priorities, flags). `default` (mutable fields only) is stored where `add` is not given a value;
-    without one `add` needs it.
+    (priorities, flags). `default` (mutable fields only; one finite number, in the dtype's range) is
+    stored where `add` is not given a value; without one `add` needs it.
 
     Raises SchemaError for a shape or dtype that cannot be stored.
     """
@@ -53,24 +54,27 @@ class Field:
         mutable: bool = False,
         default: float | int | bool | None = None,
     ) -> None:
-        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
-        if len(sizes) > MAX_DIMENSIONS or any(size < 1 for size in sizes):
-            raise SchemaError(
-                f"a field takes up to {MAX_DIMENSIONS} dimensions of at least 1, got {sizes}"
-            )
         try:
             name = dtype_name(dtype)
         except KeyError:
             raise SchemaError(
-                f"dtype {dtype!r} cannot be stored; choose one of {', '.join(BY_NAME)}"
+                f"dtype {dtype!r} cannot be stored; choose one of {', '.join(BY_NAME)}",
+                field="dtype",
+                expected=tuple(BY_NAME),
+                got=dtype,
             ) from None
-        if default is not None and not mutable:
-            raise SchemaError(
-                "only a mutable field takes a default: append fields are always given"
-            )
-        object.__setattr__(self, "shape", sizes)
+        if default is not None:
+            if not mutable:
+                raise SchemaError(
+                    "only a mutable field takes a default: append fields are always given",
+                    field="default",
+                    expected=None,
+                    got=default,
+                )
+            default = as_default(BY_NAME[name], default)
+        object.__setattr__(self, "shape", _as_shape(shape))
         object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "mutable", mutable)
+        object.__setattr__(self, "mutable", bool(mutable))
         object.__setattr__(self, "default", default)
 
     @property
@@ -93,24 +97,37 @@ class Schema(Mapping[str, Field]):
     `Schema({"obs": ((4, 84, 84), "uint8"), "reward": "float32", "priority": Field(mutable=True)})`
     takes a Field, a (shape, dtype) pair, a dtype (a scalar field), or a dict of the same, whose
     names are joined by "/". Up to 1024 fields with names of up to 63 bytes, one of them at least an
-    append field. `episode_end` names boolean scalar append fields; a row in which one is true ends
-    its episode, and nothing that spans rows crosses the break after it.
+    append field; none has the name of another or of a dict that others lie in ("a" beside "a/b").
+    `episode_end` names boolean scalar append fields; a row in which one is true ends its episode,
+    and nothing that spans rows crosses the break after it.
 
     A mapping of Fields: `schema["obs"].shape`. Schemas are equal where fields, order and
     `episode_end` are. Raises SchemaError for what cannot be stored, KeyError for unknown names.
     """
 
     def __init__(self, fields: Mapping[str, FieldLike], *, episode_end: Sequence[str] = ()) -> None:
-        self._fields: dict[str, Field] = dict(_flatten(fields, ""))
+        self._fields: dict[str, Field] = flatten_fields(fields)
+        if isinstance(episode_end, str):
+            raise SchemaError(
+                f"episode_end takes names: episode_end=({episode_end!r},)",
+                field="episode_end",
+                expected="a sequence of names",
+                got=episode_end,
+            )
         self.episode_end = tuple(episode_end)
         if not any(not field.mutable for field in self._fields.values()):
             raise SchemaError("a schema needs at least one append field")
         if len(self._fields) > MAX_FIELDS:
             raise SchemaError(f"a schema takes up to {MAX_FIELDS} fields, got {len(self._fields)}")
         for name in self.episode_end:
-            field = self._fields.get(name)
+            field = self._fields.get(name) if isinstance(name, str) else None
             if field is None or field.shape != () or field.dtype != "bool" or field.mutable:
-                raise SchemaError(f"episode_end={name!r} must name an append field ((), 'bool')")
+                raise SchemaError(
+                    f"episode_end={name!r} must name an append field ((), 'bool')",
+                    field="episode_end",
+                    expected="the name of an append field ((), 'bool')",
+                    got=name,
+                )
 
     @classmethod
     def from_env(cls, env: Any, **fields: FieldLike) -> Schema:
@@ -213,23 +230,73 @@ class Schema(Mapping[str, Field]):
             raise SchemaError(f"not a schema record: {error!r}") from error
 
 
-def _flatten(fields: Mapping[str, FieldLike], prefix: str) -> Iterator[tuple[str, Field]]:
+def flatten_fields(fields: Any) -> dict[str, Field]:
+    """Return the fields by flat name, in order; SchemaError for names that collide or are none."""
+    flat: dict[str, Field] = {}
+    groups: set[str] = set()
+    for name, field in _flatten(fields, ""):
+        groups.update(name[:end] for end, letter in enumerate(name) if letter == "/")
+        if name in flat:
+            raise _name_error(name, "each field once", f"{name!r} twice")
+        flat[name] = field
+    for name in flat:
+        if name in groups:
+            raise _name_error(name, "a field or a dict of fields", "both")
+    return flat
+
+
+def _flatten(fields: Any, prefix: str) -> Iterator[tuple[str, Field]]:
+    if not isinstance(fields, Mapping) or not fields:
+        raise _name_error(prefix.rstrip("/"), "a dict of at least one field", fields)
     for key, value in fields.items():
-        if not isinstance(key, str) or not key or key.startswith("@"):
-            raise SchemaError(f"a field's name is a non-empty string without leading '@': {key!r}")
-        name = prefix + key
-        if len(name.encode()) > MAX_NAME_BYTES or "\0" in name:
-            raise SchemaError(f"field name of more than {MAX_NAME_BYTES} bytes: {name!r}")
+        name = f"{prefix}{key}"
+        if not isinstance(key, str) or not all(map(_is_part, key.split("/"))):
+            raise _name_error(name, "non-empty names without leading '@', joined by '/'", key)
+        if len(name.encode(errors="replace")) > MAX_NAME_BYTES or not _is_text(name):
+            raise _name_error(name, f"up to {MAX_NAME_BYTES} bytes of text", name)
         if isinstance(value, Field):
             yield name, value
         elif isinstance(value, Mapping):
             yield from _flatten(value, name + "/")
         elif isinstance(value, tuple):
             if len(value) != 2:
-                raise SchemaError(f"field {name!r}: expected (shape, dtype), got {value!r}")
+                raise _name_error(name, "(shape, dtype)", value)
             yield name, Field(value[0], value[1])
         else:
             yield name, Field((), value)
+
+
+def _is_part(part: str) -> bool:
+    return part != "" and not part.startswith("@")
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be stored: no NUL, no half of a surrogate pair."""
+    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _name_error(name: str, expected: str, got: Any) -> SchemaError:
+    return SchemaError(
+        f"field {name!r}: expected {expected}, got {got!r:.100}",
+        field=name,
+        expected=expected,
+        got=got,
+    )
+
+
+def _as_shape(shape: Any) -> Shape:
+    try:
+        sizes = tuple(shape)
+    except TypeError:  # one number: a vector
+        sizes = (shape,)
+    if len(sizes) > MAX_DIMENSIONS:
+        raise SchemaError(
+            f"a field takes up to {MAX_DIMENSIONS} dimensions, got {sizes}",
+            field="shape",
+            expected=f"up to {MAX_DIMENSIONS} dimensions",
+            got=sizes,
+        )
+    return tuple(as_count("shape", size, least=1, error=SchemaError) for size in sizes)
 
 
 def _from_space(space: Any, what: str) -> FieldLike:

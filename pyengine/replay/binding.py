@@ -1,15 +1,18 @@
 """The memory of a ring and the engine's side of it: bind, cut, header, install.
 
 Everything a ring is besides rows going in and out. Storage is made at the first append or by a
-restore; a closed or forked ring has none, so that the append and sample paths need no check.
+restore; a closed or forked ring has none, so that the append and sample paths need no check. A
+restore puts other storage in its place, under the lock of the former: a call that comes too late
+for that one finds it closed, and begins anew with the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +20,21 @@ from numpy.typing import NDArray
 from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError, SharedMemoryError
 from pyengine.events import logger
 from pyengine.format.buffer_header import BufferHeader, LaneRecord
+from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
-from pyengine.replay.install import SegmentFile, check_header, install
+from pyengine.replay.install import check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import plan_ring
+from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
 
 if TYPE_CHECKING:
     from pyengine._native.control import RingControl
+
+
+T = TypeVar("T")
 
 
 class RingBinding:
@@ -40,7 +48,7 @@ class RingBinding:
         seed: int | None,
     ) -> None:
         self.schema = schema if isinstance(schema, Schema) else Schema(schema)
-        self._plan = plan_ring(self.schema, int(capacity), int(num_lanes))
+        self._plan = plan_ring(self.schema, capacity, num_lanes)
         self.capacity = self._plan.capacity
         self.num_envs = self._plan.num_lanes
         self._label = "replay"
@@ -55,11 +63,19 @@ class RingBinding:
         register_for_child(self)
 
     def close(self) -> None:
-        """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid."""
+        """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid.
+
+        Waits for calls of other threads that are at work in it. RuntimeError inside `freeze`.
+        """
         self._is_closed = True
-        storage, self._storage = self._storage, None
-        if storage is not None:
-            storage.close()
+        while (storage := self._storage) is not None:
+            try:
+                storage.close()
+            except RuntimeError:
+                self._is_closed = False
+                raise
+            if storage is self._storage:
+                self._storage = None
 
     def _after_fork_in_child(self) -> None:
         # Kept, not closed: its memory is not mapped here.
@@ -92,19 +108,35 @@ class RingBinding:
                 storage.core.seed_state = self._seed_state
                 storage.start_reserving()
                 self._storage = storage
+                if self._is_closed:  # by another thread, which saw no storage
+                    self.close()
+                    self._check_usable()
             return self._storage
 
+    def _use(self, call: Callable[[Storage], T]) -> T:
+        """Call with the storage, made if need be; anew where a restore put another in its place."""
+        while True:
+            storage = self._storage or self._make_storage()
+            try:
+                return call(storage)
+            except ClosedError:
+                if storage is self._storage:
+                    raise
+
+    def _look(self, call: Callable[[Storage], T]) -> T | None:
+        """The same, but None where there is no storage yet."""
+        while True:
+            storage = self._usable_storage()
+            if storage is None:
+                return None
+            try:
+                return call(storage)
+            except ClosedError:
+                if storage is self._storage:
+                    raise
+
     def _windows(self) -> list[tuple[int, int]]:
-        storage = self._usable_storage()
-        if storage is None:
-            return [(0, 0)] * self.num_envs
-        control = storage.control
-        # The tail is stored before the count, so that it must be read after it.
-        windows = []
-        for lane in range(self.num_envs):
-            total = control.total_count(lane)
-            windows.append((min(control.tail(lane), total), total))
-        return windows
+        return self._look(Storage.windows) or [(0, 0)] * self.num_envs
 
     def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
         """Let an engine persist this ring under `label`. RingInUseError for a second engine.
@@ -148,13 +180,21 @@ class RingBinding:
 
     @contextmanager
     def freeze(self) -> Iterator[None]:
-        """Hold off appends, updates and gathers of all threads while the cut is taken."""
-        storage = self._storage or self._make_storage()
-        storage.core.lock()
-        try:
+        """Hold off appends, updates, gathers and restores of all threads while the cut is taken.
+
+        Not where a signal handler may raise: see `RingCore.call_locked`.
+        """
+        with contextlib.ExitStack() as lock:
+            self._use(lambda storage: self._lock_current(storage, lock))
             yield
-        finally:
-            storage.core.unlock()
+
+    def _lock_current(self, storage: Storage, lock: contextlib.ExitStack) -> None:
+        """Lock a storage that no restore can replace any more; ClosedError where one did."""
+        with contextlib.ExitStack() as taken:
+            taken.enter_context(storage.core.locked())
+            if storage is not self._storage:
+                raise ClosedError("a restore put other storage in its place")
+            lock.push(taken.pop_all())
 
     def cut(self, words: Any, offset: int, sequence: int) -> tuple[LaneRecord, ...]:
         """Inside `freeze`: record the lanes' windows, and hold their segments for a snapshot.
@@ -225,14 +265,30 @@ class RingBinding:
                 keep_breaks=keep_breaks,
             )
             storage.start_reserving()
+            self._exchange(storage)
         except BaseException:
-            storage.close()
+            if storage is not self._storage:
+                storage.close()
             raise
+        return rows
+
+    def _exchange(self, storage: Storage) -> None:
+        """Put fresh storage in the place of what there is, under the lock of that."""
+
+        def put() -> None:
+            self._storage = storage
+
         with self._making:
-            former, self._storage = self._storage, storage
+            former = self._storage
+            if former is None:
+                put()
+            else:
+                former.core.call_locked(put)  # who froze the ring goes on with what he froze
+            if self._is_closed:  # by another thread, which did not see it
+                self.close()
+                self._check_usable()
         if former is not None:
             former.close()
-        return rows
 
     def _check_headroom(self, label: str, strict: bool) -> None:
         free, needed = headroom(), self._plan.arena_bytes
@@ -249,5 +305,7 @@ class RingBinding:
 
 
 def _pcg64_state(seed: int | None) -> tuple[int, int]:
+    if seed is not None:
+        seed = as_count("seed", seed, most=None)
     state = np.random.PCG64(seed).state["state"]
     return int(state["state"]), int(state["inc"])

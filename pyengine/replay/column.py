@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import ImmutableFieldError, UnknownRefError
+from pyengine.errors import ImmutableFieldError
 from pyengine.format.schema import Field
 from pyengine.replay.plan import numpy_dtype
+from pyengine.replay.rows import as_array
 
 if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 class Column:
     """One field by position: an array-like of shape (capacity, *shape).
 
-    Indexing copies rows out through the ring's verifying gather; positions without a valid row are
-    zero, as in a freshly allocated buffer. Assignment works for mutable fields only
-    (ImmutableFieldError). `np.asarray(column)` copies the whole column. Valid as long as its ring.
+    Indexing copies rows out through the ring's verifying gather, all of one instant; positions
+    without a valid row are zero, as in a freshly allocated buffer. Assignment works for mutable
+    fields only (ImmutableFieldError) and takes values as `add` does. `np.asarray(column)` copies
+    the whole column. Valid as long as its ring.
     """
 
     def __init__(self, ring: ReplayBuffer, name: str, field: Field) -> None:
@@ -43,7 +45,7 @@ class Column:
         if first is None or first is Ellipsis or np.ndim(first) > 1:
             return self[:][index]
         positions = np.arange(self.shape[0], dtype=np.int64)[first]
-        rows = self._rows(np.atleast_1d(positions))
+        rows = self._ring.rows_at(self.name, np.ascontiguousarray(positions))
         # The rows are numbered anew; the rest is NumPy's own indexing.
         numbers: Any = slice(None)
         if not isinstance(first, slice):
@@ -59,8 +61,7 @@ class Column:
                 expected="a mutable field",
                 got="an append field",
             )
-        with self._ring.freeze():
-            self._ring.mutable_arrays()[self.name][index] = value
+        self._ring.assign(self.name, index, as_array(self.name, self._field, value))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -70,17 +71,6 @@ class Column:
 
     def __repr__(self) -> str:
         return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
-
-    def _rows(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        rows = np.zeros((len(positions), *self._field.shape), self.dtype)
-        while True:
-            refs = self._ring.refs_at(positions)
-            found = refs >= 0
-            try:
-                rows[found] = self._ring.gather_field(refs[found], self.name)
-            except UnknownRefError:  # another thread's rows took their places meanwhile
-                continue
-            return rows
 
 
 def _split(index: Any) -> tuple[Any, tuple[Any, ...]]:

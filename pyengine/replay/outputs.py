@@ -12,7 +12,7 @@ from pyengine.errors import FieldDtypeError, FieldShapeError, UnknownFieldError
 from pyengine.format.schema import Field, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.plan import numpy_dtype
-from pyengine.replay.rows import flatten
+from pyengine.replay.rows import flatten, merge
 
 Array = NDArray[Any]
 
@@ -37,7 +37,7 @@ class Outputs:
         return values, [values.get(name) for name in self._fields]
 
     def _given(self, rows: int, names: tuple[str, ...], out: Any) -> dict[str, Array]:
-        given = out.values_by_field if isinstance(out, Batch) else flatten(out)
+        given = _by_field(out)
         unknown = [name for name in given if name not in names]
         if unknown:
             raise UnknownFieldError(
@@ -53,28 +53,36 @@ class Outputs:
     def batch(
         self, values: Mapping[str, Array], refs: NDArray[np.int64], out: Any, device: Any
     ) -> Batch:
-        """Return the batch: the caller's own objects where given, tensors where a device is."""
+        """Return the batch: the caller's own objects where given, tensors where a device is.
+
+        With both, the rows are in `out` as well; on the CPU the tensors share its memory.
+        """
         if isinstance(out, Batch):
             out.indices = refs
+        if device is not None:
+            fields = self._fields
+            tensors = {n: _to_tensor(fields[n], value, device) for n, value in values.items()}
+            return Batch(tensors, refs)
+        if isinstance(out, Batch):
             return out
-        if out is not None:
-            return Batch(flatten(out), refs)
-        if device is None:
-            return Batch(dict(values), refs)
-        return Batch(
-            {name: _to_tensor(self._fields[name], value, device) for name, value in values.items()},
-            refs,
-        )
+        return Batch(dict(values) if out is None else _by_field(out), refs)
+
+
+def _by_field(out: Any) -> dict[str, Any]:
+    if isinstance(out, Batch):
+        return out.values_by_field
+    return flatten(merge(out, {}, "out"))
 
 
 def _writable(name: str, field: Field, value: Any, rows: int) -> Array:
     array = value
-    if hasattr(value, "detach"):
-        if str(value.dtype) == "torch.bfloat16":
+    if hasattr(value, "detach") and value.device.type == "cpu":
+        tensor = value.detach()
+        if str(tensor.dtype) == "torch.bfloat16":
             import torch
 
-            value = value.view(torch.uint16)
-        array = value.numpy()
+            tensor = tensor.view(torch.uint16)
+        array = tensor.numpy()
     expected = (rows, *field.shape)
     if not isinstance(array, np.ndarray) or array.shape != expected or not array.flags.c_contiguous:
         raise FieldShapeError(

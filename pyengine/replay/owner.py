@@ -13,3 +13,6 @@ class SlotOwner(Protocol):
 
     def cancel_holding(self, reason: str) -> int:
         """Cancel the pending snapshots that hold segments; return how many were cancelled."""
+
+    def committing(self) -> tuple[str, ...]:
+        """Return the snapshots that are being committed: too late to cancel, not yet decided."""

@@ -10,6 +10,7 @@ import numpy as np
 from pyengine._native.control import RingControl
 from pyengine.errors import ConfigError
 from pyengine.events import logger
+from pyengine.format.counts import COUNT_MAX, as_count
 from pyengine.format.schema import Field, Schema
 from pyengine.format.segment import (
     SegmentLayout,
@@ -18,6 +19,7 @@ from pyengine.format.segment import (
     segment_rows,
 )
 
+_LANES_MAX = (1 << 32) - 1
 _MANY_LANES = 256
 _MEMORY_RATIO = 1.5
 _WORTH_A_WARNING_BYTES = 64 * 1024 * 1024
@@ -57,21 +59,35 @@ class RingPlan:
 
 def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
     """Return the plan; ConfigError for counts that cannot work, a warning for wasted memory."""
-    if num_lanes < 1 or capacity < 1:
-        raise ConfigError(f"capacity={capacity} and num_envs={num_lanes} must be at least 1")
+    capacity = as_count("capacity", capacity, least=1)
+    num_lanes = as_count("num_envs", num_lanes, least=1, most=_LANES_MAX)
     if capacity % num_lanes:
         below = capacity - capacity % num_lanes
+        near = f"{below} or {below + num_lanes}" if below else str(num_lanes)
         raise ConfigError(
-            f"capacity={capacity} leaves a remainder over num_envs={num_lanes} lanes; "
-            f"use {below} or {below + num_lanes}"
+            f"capacity={capacity} leaves a remainder over num_envs={num_lanes} lanes; use {near}",
+            field="capacity",
+            expected=near,
+            got=capacity,
         )
     per_lane = capacity // num_lanes
     rows = segment_rows(schema.row_bytes, per_lane)
     layout = plan_layout(schema.append_fields, rows)
     slot_count = (-(-per_lane // rows) + 1) * num_lanes + max(2, num_lanes // 4)
-    mutable_bytes, starts = _place_mutables(schema.mutable_fields, capacity)
+    fields = schema.mutable_fields
+    mutable_bytes, starts = _place_mutables(fields, capacity)
     sizes = (num_lanes, per_lane, rows, slot_count, layout.file_bytes, layout.block_count)
-    arena_bytes, mutable_offset, _ = RingControl.plan_bytes(*sizes, mutable_bytes)
+    try:
+        arena_bytes, mutable_offset, _ = RingControl.plan_bytes(*sizes, mutable_bytes)
+    except (ValueError, OverflowError):
+        needed = capacity * (schema.row_bytes + sum(f.row_bytes for f in fields.values()))
+        raise ConfigError(
+            f"capacity={capacity}: rows of {needed} bytes in all do not fit any memory; an arena "
+            f"takes up to {COUNT_MAX}",
+            field="capacity",
+            expected=f"rows of at most {COUNT_MAX} bytes",
+            got=capacity,
+        ) from None
     plan = RingPlan(
         schema,
         capacity,
@@ -91,7 +107,16 @@ def default_bytes(field: Field) -> bytes | None:
     """Return one row of a mutable field's default, or None where `add` must be given a value."""
     if field.default is None:
         return None
-    return np.full(field.shape, field.default, numpy_dtype(field)).tobytes()
+    return np.full(field.shape, default_value(field), numpy_dtype(field)).tobytes()
+
+
+def default_value(field: Field) -> Any:
+    """Return one element of a field's default as its NumPy dtype carries it."""
+    if field.dtype != "bfloat16":
+        return field.default
+    # The upper half of a float32, rounded to nearest even.
+    bits = int(np.float32(field.default).view(np.uint32))
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
 def numpy_dtype(field: Field) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ Everything is checked before anything is appended, so that an error leaves the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from pyengine.errors import (
     FieldDtypeError,
     FieldShapeError,
     MissingFieldError,
+    RowError,
     UnknownFieldError,
 )
 from pyengine.format.schema import Field, Schema
@@ -23,15 +24,50 @@ from pyengine.replay.plan import numpy_dtype
 Array = NDArray[Any]
 
 
-def flatten(rows: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts with flat keys joined by "/"."""
+def merge(rows: Any, fields: dict[str, Any], what: str = "rows") -> dict[str, Any]:
+    """Return one dict of what was given as a dict and by keyword; RowError where they overlap."""
+    if rows is None:
+        return fields
+    if type(rows) is dict and not fields:  # nearly always
+        return rows
+    if not isinstance(rows, Mapping):
+        raise RowError(
+            f"{what}: expected a dict of values by field, got {type(rows).__name__}",
+            field=what,
+            expected="a dict of values by field",
+            got=type(rows).__name__,
+        )
+    for name in fields:
+        if name in rows:
+            raise _twice(name)
+    return {**rows, **fields}
+
+
+def flatten(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts with flat keys joined by "/"; RowError for a field given twice."""
     flat: dict[str, Any] = {}
+    for name, value in _pairs(rows, ""):
+        if name in flat:
+            raise _twice(name)
+        flat[name] = value
+    return flat
+
+
+def _pairs(rows: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in rows.items():
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}/"))
+            yield from _pairs(value, f"{prefix}{key}/")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            yield f"{prefix}{key}", value
+
+
+def _twice(name: str) -> RowError:
+    return RowError(
+        f"field {name!r}: a value was given twice",
+        field=name,
+        expected="one value",
+        got="two values",
+    )
 
 
 def check_names(schema: Schema, rows: Mapping[str, Any]) -> None:
@@ -76,7 +112,7 @@ def as_array(name: str, field: Field, value: Any) -> Array:
 
     Floats of any width become the field's (NumPy's same-kind rule); integers must be in range.
     """
-    array, carries_bits = _to_numpy(value, field)
+    array, carries_bits = _to_numpy(name, field, value)
     target = numpy_dtype(field)
     if carries_bits or array.dtype == target:
         return array
@@ -94,13 +130,13 @@ def as_array(name: str, field: Field, value: Any) -> Array:
 
 def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return a mask as a contiguous bool array of shape `lead`."""
-    array = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    array = to_array("mask", mask)
     if array.dtype != np.bool_:
         raise FieldDtypeError(
             f"mask: expected bool, got {array.dtype}",
             field="mask",
             expected="bool",
-            got=array.dtype,
+            got=str(array.dtype),
         )
     if array.shape != lead and array.shape != tuple(size for size in lead if size != 1):
         raise FieldShapeError(
@@ -112,7 +148,36 @@ def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
     return np.ascontiguousarray(array.reshape(lead))
 
 
-def _to_numpy(value: Any, field: Field) -> tuple[Array, bool]:
+def as_refs(what: str, values: Any) -> NDArray[np.int64]:
+    """Return flat int64 values; FieldDtypeError for floats and flags, which would be rounded."""
+    array = to_array(what, values)
+    if array.size and array.dtype.kind not in "iu":
+        raise FieldDtypeError(
+            f"{what}: expected integers, got {array.dtype}",
+            field=what,
+            expected="int64",
+            got=str(array.dtype),
+        )
+    refs = np.ascontiguousarray(array, np.int64).reshape(-1)
+    return refs if refs.flags.writeable else refs.copy()  # the native core takes no other
+
+
+def to_array(name: str, value: Any) -> Array:
+    """Return an array, tensor, number or lists as an array; FieldShapeError for ragged lists."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise FieldShapeError(
+            f"{name}: its parts do not make an array ({error})",
+            field=name,
+            expected="parts of one shape",
+            got="ragged",
+        ) from None
+
+
+def _to_numpy(name: str, field: Field, value: Any) -> tuple[Array, bool]:
     """Return (array, whether it already carries a bfloat16 field's bits)."""
     if hasattr(value, "detach"):  # a torch tensor: torch itself need not be imported for this
         tensor = value.detach().cpu()
@@ -123,7 +188,7 @@ def _to_numpy(value: Any, field: Field) -> tuple[Array, bool]:
                 return tensor.to(torch.float32).numpy(), False
             return tensor.contiguous().view(torch.uint16).numpy(), True
         return tensor.numpy(), False
-    array = np.asarray(value)
+    array = to_array(name, value)
     return array, field.dtype == "bfloat16" and array.dtype == np.uint16
 
 

@@ -6,6 +6,7 @@ event through their descriptors; everything else here is private to this process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from pyengine._native.control import RingControl
 from pyengine._native.mapping import Mapping as MemoryMapping
 from pyengine._native.ring import RingCore
+from pyengine.errors import ClosedError
 from pyengine.format.segment import KIND_SEGMENT, Run, header_image
 from pyengine.fs.forking import register_for_child
-from pyengine.replay.plan import RingPlan, default_bytes, numpy_dtype
+from pyengine.replay.plan import RingPlan, default_bytes, default_value, numpy_dtype
 from pyengine.shm.arena import Arena
 
 _RESERVE_AHEAD_BYTES = 32 * 1024 * 1024
@@ -39,7 +41,6 @@ class Storage:
         self.mapped: dict[tuple[int, int], MemoryMapping] = {}
         self.paths: dict[tuple[int, int], str] = {}
         self._closing = threading.Event()
-        self._reserving: threading.Thread | None = None
         self.seal_event = -1
         self.arena = Arena.create(plan.arena_bytes, label)
         try:
@@ -92,43 +93,56 @@ class Storage:
             arrays[name] = flat.reshape(self.plan.capacity, *field.shape)
         return arrays
 
+    def windows(self) -> list[tuple[int, int]]:
+        """Return (tail, total count) of each lane."""
+        # The tail is stored before the count, so that it must be read after it.
+        windows = []
+        for lane in range(self.plan.num_lanes):
+            total = self.control.total_count(lane)
+            windows.append((min(self.control.tail(lane), total), total))
+        return windows
+
     def _fill_defaults(self) -> None:
         fields = self.plan.schema.mutable_fields
         for name, array in self.mutable_arrays().items():
-            default = fields[name].default
-            if default:
-                array[...] = default
+            if fields[name].default:  # fresh memory is zero already
+                array[...] = default_value(fields[name])
 
     def drop_retired(self) -> None:
-        """Unmap files whose rows have left the window."""
+        """Unmap files whose rows have left the window; any number of threads at once.
+
+        No lock: a signal handler may add rows while this runs. Each key is popped by one thread.
+        """
         if not self.core.take_retired():
             return
         rows = self.plan.segment_rows
-        for key in [key for key in self.mapped if (key[1] + 1) * rows <= self.control.tail(key[0])]:
-            self.mapped.pop(key).close()
-            self.paths.pop(key, None)
+        with contextlib.suppress(ClosedError):  # closed meanwhile: they are gone already
+            for key in list(self.mapped):
+                if (key[1] + 1) * rows <= self.control.tail(key[0]):
+                    mapping = self.mapped.pop(key, None)
+                    self.paths.pop(key, None)
+                    if mapping is not None:
+                        mapping.close()
 
     def close(self) -> None:
-        """Let go of memory, descriptors and mapped files. Idempotent.
+        """Let go of memory, descriptors and mapped files. Idempotent; any thread.
 
-        Waits for the reserving thread, which may be within one slot's fallocate.
+        Waits for calls that are inside the core, the reserving thread's among them, which may be
+        within one slot's fallocate. RuntimeError, with nothing changed, inside the core's lock.
         """
+        core = getattr(self, "core", None)
+        if core is not None:
+            core.close()
         self._closing.set()
-        if self._reserving is not None and self._reserving is not threading.current_thread():
-            self._reserving.join()
-            self._reserving = None
-        for name in ("core", "control"):
-            part = getattr(self, name, None)
-            if isinstance(part, RingCore):
-                part.close()
-            elif part is not None:
-                part.release()
-        for mapping in self.mapped.values():
-            mapping.close()
-        self.mapped.clear()
-        if self.seal_event >= 0:
-            os.close(self.seal_event)
-            self.seal_event = -1
+        control = getattr(self, "control", None)
+        if control is not None:
+            control.release()
+        while self.mapped:
+            with contextlib.suppress(KeyError):  # another thread took the last one
+                self.mapped.popitem()[1].close()
+        event, self.seal_event = self.seal_event, -1
+        if event >= 0:
+            os.close(event)
         self.arena.close()
 
     def __del__(self) -> None:
@@ -137,7 +151,6 @@ class Storage:
 
     def _after_fork_in_child(self) -> None:
         self.core.disarm()
-        self._reserving = None  # threads are not inherited
         os.close(self.seal_event)
         self.seal_event = -1
 
@@ -147,13 +160,12 @@ class Storage:
         From here on a thread takes and returns free slots, until `close`.
         """
         ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
-        self._reserving = threading.Thread(
+        threading.Thread(
             target=_reserve_ahead,
             args=(weakref.ref(self.core), self._closing, ahead),
             name="pyengine-reserve",
             daemon=True,
-        )
-        self._reserving.start()
+        ).start()
 
 
 def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead: int) -> None:

@@ -56,9 +56,10 @@ class Arena:
         """
         try:
             fd, is_memfd = _open_unlinked(size_bytes, label)
+            # More than the address space, or than the kernel is willing to map, fails here.
+            return cls(fd, size_bytes, label=label, is_memfd=is_memfd)
         except OSError as error:
             raise _no_room(label, size_bytes, is_memfd=True, cause=error) from error
-        return cls(fd, size_bytes, label=label, is_memfd=is_memfd)
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int, label: str = "arena") -> Arena:

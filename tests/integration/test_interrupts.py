@@ -114,3 +114,20 @@ def test_a_storm_of_signals_tears_nothing(tmp_path: Path) -> None:
     assert verify_snapshot(info.path) == []
     for snapshot in pyengine.open_run(tmp_path / "run").snapshots:
         assert verify_snapshot(snapshot.path) == []
+
+
+def test_an_assignment_interrupted_at_any_line_leaves_no_lock(tmp_path: Path) -> None:
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        training.insert(0)
+        column = training.ring.column("priority")
+        for line in itertools.count(1):
+            reached, _ = interrupted_at(line, lambda: column.__setitem__(slice(0, 4), 0.5))
+            training.insert(line)  # with the lock left held, this would raise
+            if not reached:
+                break
+        assert line > 5
+        assert column[0] == 0.5
+        engine.snapshot(1).wait(60)

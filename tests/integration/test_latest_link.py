@@ -12,6 +12,7 @@ from processes import committed, leftovers
 from program import Plan, Training, run
 
 import pyengine
+from pyengine.fs.locks import OfdLock
 
 
 def latest(run_dir: Path) -> str:
@@ -27,6 +28,8 @@ def test_latest_stays_until_the_commit(start: Any, tmp_path: Path) -> None:
         for step in range(6):
             training.step(step)
         old = engine.snapshot(5).wait(60)
+        # `wait` returns once the snapshot is durable; `latest` follows under the same lock.
+        OfdLock.acquire(str(run_dir / "lock"), timeout=60).release()
         expected = training.digest()
         stale = run_dir / "snapshots" / ".tmp-g0001-step-00000007.g0001.s0002-1"
         (stale / "model").mkdir(parents=True)

@@ -28,11 +28,9 @@ def restored(trainer: TrainerSide, snapshot: SnapshotInfo) -> Ring:
             line=trainer.line.id,
             next_sequence=ring.control.next_file_sequence,
         )
-    ring.core.lock()
     for record in records.values():
         ring.core.map_segment(0, record[2] // ring.segment_rows, ring.arena.mapping.address, record)
     ring.core.set_lane(0, 0, len(records) * ring.segment_rows, True)
-    ring.core.unlock()
     return ring
 
 

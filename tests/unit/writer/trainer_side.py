@@ -92,8 +92,7 @@ class Ring:
         return [SlotState(state) for _, state in words]
 
     def cut(self, control: EngineControl, entry: Entry, sequence: int) -> RingCut:
-        self.core.lock()
-        try:
+        with self.core.locked():
             self.core.hold(control.arena.mapping, entry.snapshot_word_offset, sequence)
             lanes = tuple(
                 LaneRecord(
@@ -103,8 +102,6 @@ class Ring:
                 )
                 for lane in range(self.lanes)
             )
-        finally:
-            self.core.unlock()
         header = {
             "schema": self.schema.to_record(),
             "capacity": self.capacity,

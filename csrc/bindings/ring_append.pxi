@@ -1,0 +1,201 @@
+# Adding rows: a step given exactly, in one look, or any number of rows already converted.
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from ring_native cimport (
+    PE_CLOSED, PE_OK, pe_fault, pe_field_record, pe_ring_append, pe_ring_break, pe_ring_lock,
+    pe_ring_try_lock, pe_ring_unlock, pe_source, pe_status,
+)
+
+cdef enum:
+    MAX_FIELDS = 1025
+    # Below this many bytes a copy is cheaper than giving the GIL away and taking it back.
+    RELEASE_GIL_BYTES = 65536
+    STACK_FIELDS = 32
+
+
+cdef class RingAppend(RingMemory):
+    def append(self, list values, uint64_t lane_begin, uint64_t lane_count, uint64_t steps,
+               uint64_t done, mask):
+        """values: one C-contiguous buffer a field (steps x lane_count rows), None = default."""
+        cdef pe_source sources[MAX_FIELDS]
+        cdef pe_fault fault
+        cdef pe_status status
+        cdef uint64_t row_bytes
+        cdef int i, count = len(values)
+        cdef Py_buffer mask_view
+        cdef const uint8_t *mask_bytes = NULL
+        cdef Py_buffer *views
+        cdef int held = 0
+        self._check()
+        if count != self._appends + <int>self._ring.mutable_count:
+            raise ValueError("one value for each field")
+        views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
+        if views == NULL:
+            raise MemoryError
+        try:
+            for i in range(count):
+                if i < self._appends:
+                    row_bytes = self._ring.fields[i].row_bytes
+                else:
+                    row_bytes = self._mutables[i - self._appends].row_bytes
+                value = values[i]
+                constant = value is None
+                if constant:
+                    value = self._defaults[i - self._appends]
+                PyObject_GetBuffer(value, &views[held], PyBUF_C_CONTIGUOUS)
+                held += 1
+                if <uint64_t>views[held - 1].len != (
+                        row_bytes if constant else row_bytes * steps * lane_count):
+                    raise ValueError(f"field {i}: {views[held - 1].len} bytes do not fit the rows")
+                sources[i].data = <const uint8_t *>views[held - 1].buf
+                sources[i].step_bytes = 0 if constant else row_bytes * lane_count
+                sources[i].lane_bytes = 0 if constant else row_bytes
+            if mask is not None:
+                PyObject_GetBuffer(mask, &mask_view, PyBUF_C_CONTIGUOUS)
+                views[held] = mask_view
+                held += 1
+                if <uint64_t>mask_view.len != steps * lane_count:
+                    raise ValueError("the mask has one byte a row")
+                mask_bytes = <const uint8_t *>mask_view.buf
+            with nogil:
+                status = pe_ring_lock(&self._ring)
+                if status == PE_OK:
+                    status = pe_ring_append(&self._ring, lane_begin, lane_count, steps, sources,
+                                            sources + self._appends, mask_bytes, &done, &fault)
+                    pe_ring_unlock(&self._ring)
+            _report(status, &fault)
+            return done
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+            free(views)
+
+    def add_exact(self, dict fields, mask):
+        """Append one step whose values have exactly the schema's shapes and dtypes.
+
+        1: done. 0: something needs a closer look, nothing was done. -1: no free slot.
+        """
+        cdef Py_buffer views[STACK_FIELDS]
+        cdef pe_source sources[STACK_FIELDS]
+        cdef int held = 0, i, given = 0, total = self._appends + <int>self._ring.mutable_count
+        cdef uint64_t lanes, row_bytes, bytes_given = 0
+        cdef PyObject *item
+        cdef pe_status status = PE_OK
+        cdef pe_fault fault
+        cdef uint64_t done = 0
+        cdef bint fits
+        cdef const uint8_t *mask_bytes = NULL
+        if self._dead or not self._open or total + 1 > STACK_FIELDS:
+            return 0
+        lanes = self._lanes
+        try:
+            for i in range(total):
+                item = PyDict_GetItem(fields, self._names[i])
+                if item == NULL:
+                    if i < self._appends or self._defaults[i - self._appends] is None:
+                        return 0
+                    sources[i].data = <const uint8_t *>PyBytes_AS_STRING(
+                        self._defaults[i - self._appends])
+                    sources[i].step_bytes = 0
+                    sources[i].lane_bytes = 0
+                    continue
+                given += 1
+                value = <object>item
+                if not PyObject_CheckBuffer(value):
+                    return 0
+                try:
+                    PyObject_GetBuffer(value, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                except (BufferError, ValueError):
+                    return 0
+                held += 1
+                if i < self._appends:
+                    row_bytes = self._ring.fields[i].row_bytes
+                    fits = self._fits(&views[held - 1], i, lanes)
+                else:
+                    row_bytes = self._mutables[i - self._appends].row_bytes
+                    fits = (<uint64_t>views[held - 1].len == lanes * row_bytes
+                            and views[held - 1].ndim == 1 and self._is_format(&views[held - 1], i)
+                            and views[held - 1].shape[0] == <Py_ssize_t>lanes)
+                if not fits:
+                    return 0
+                sources[i].data = <const uint8_t *>views[held - 1].buf
+                sources[i].step_bytes = row_bytes * lanes
+                sources[i].lane_bytes = row_bytes
+                bytes_given += row_bytes * lanes
+            if given != len(fields):
+                return 0
+            if mask is not None:
+                if not PyObject_CheckBuffer(mask):
+                    return 0
+                try:
+                    PyObject_GetBuffer(mask, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                except (BufferError, ValueError):
+                    return 0
+                held += 1
+                if (views[held - 1].ndim != 1 or <uint64_t>views[held - 1].len != lanes
+                        or views[held - 1].format == NULL or views[held - 1].format[0] != b'?'):
+                    return 0
+                mask_bytes = <const uint8_t *>views[held - 1].buf
+            if bytes_given < RELEASE_GIL_BYTES and pe_ring_try_lock(&self._ring):
+                status = pe_ring_append(&self._ring, 0, lanes, 1, sources,
+                                        sources + self._appends, mask_bytes, &done, &fault)
+                pe_ring_unlock(&self._ring)
+            else:
+                with nogil:
+                    status = pe_ring_lock(&self._ring)
+                    if status == PE_OK:
+                        status = pe_ring_append(&self._ring, 0, lanes, 1, sources,
+                                                sources + self._appends, mask_bytes, &done, &fault)
+                        pe_ring_unlock(&self._ring)
+            if status == PE_CLOSED:
+                return 0
+            _report(status, &fault)
+            return 1 if status == PE_OK else -1
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+
+    cdef bint _is_format(self, const Py_buffer *view, int field) noexcept:
+        cdef const char *form = view.format
+        cdef char expected = PyBytes_AS_STRING(self._formats)[field]
+        if form == NULL:
+            return False
+        if form[0] in (b'<', b'=', b'@'):
+            form += 1
+        if form[0] == 0 or form[1] != 0:
+            return False
+        # int64 is 'l' for NumPy on Linux and 'q' elsewhere.
+        if form[0] == b'q':
+            return expected == b'l'
+        if form[0] == b'Q':
+            return expected == b'L'
+        return form[0] == expected
+
+    cdef bint _fits(self, const Py_buffer *view, int field, uint64_t lanes) noexcept:
+        cdef const pe_field_record *record = &self._ring.fields[field]
+        cdef int lead = view.ndim - <int>record.dimensions
+        cdef uint32_t d
+        if not self._is_format(view, field) or <uint64_t>view.len != lanes * record.row_bytes:
+            return False
+        if lead == 1:
+            if view.shape[0] != <Py_ssize_t>lanes:
+                return False
+        elif lead != 0 or lanes != 1:
+            return False
+        for d in range(record.dimensions):
+            if view.shape[lead + <int>d] != <Py_ssize_t>record.shape[d]:
+                return False
+        return True
+
+    def break_lane(self, uint64_t lane):
+        self._lock()
+        pe_ring_break(&self._ring, lane)
+        pe_ring_unlock(&self._ring)

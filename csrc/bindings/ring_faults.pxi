@@ -1,0 +1,51 @@
+# What the native core could not do, as exceptions.
+
+from ring_native cimport (
+    PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF,
+    PE_UNREADABLE, pe_fault, pe_status,
+)
+
+from pyengine.errors import ClosedError, EmptyRingError, UnknownRefError
+
+
+class BlockFault(Exception):
+    """A mapped block that cannot be read (`error_number`) or whose hash differs (0)."""
+
+    def __init__(self, lane, segment, offset, expected, got, error_number):
+        super().__init__(f"lane {lane}, segment {segment}, byte {offset}")
+        self.lane = lane
+        self.segment = segment
+        self.offset = offset
+        self.expected = expected
+        self.got = got
+        self.error_number = error_number
+
+
+class NoMemory(Exception):
+    """Shared memory had no room for a segment slot; `error_number` says why."""
+
+    def __init__(self, error_number):
+        super().__init__(error_number)
+        self.error_number = error_number
+
+
+cdef int _report(pe_status status, const pe_fault *fault) except -1:
+    """Turn a status into an exception: the one place that does."""
+    if status == PE_OK or status == PE_NO_SLOT:
+        return 0
+    if status == PE_NO_MEMORY:
+        raise NoMemory(<int>fault.got)
+    if status == PE_BUSY:
+        raise RuntimeError("the ring's lock is already held by this thread")
+    if status == PE_CLOSED:
+        raise ClosedError("the ring was closed")
+    if status == PE_UNKNOWN_REF:
+        raise UnknownRefError(f"ref {fault.row} names no row of the ring's window",
+                              field="refs", expected="a ref in the window", got=fault.row)
+    if status == PE_EMPTY:
+        raise EmptyRingError("the ring holds no row yet")
+    if status == PE_DAMAGED:
+        raise BlockFault(fault.lane, fault.segment, fault.offset, fault.expected, fault.got, 0)
+    if status == PE_UNREADABLE:
+        raise BlockFault(fault.lane, fault.segment, fault.offset, None, None, <int>fault.got)
+    raise MemoryError

@@ -1,0 +1,146 @@
+# Lifetime and lock of a ring: who holds the arena, and until when C may touch it.
+#
+# The arena's buffer and the C tables go at close(), which waits until no call is inside. What runs
+# before a call has its lock may touch only what lives as long as the object: the header image, the
+# numbers of fields and lanes.
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from control_block cimport pe_ring_control
+from ring_native cimport (
+    PE_OK, pe_mutable_field, pe_ring, pe_ring_close, pe_ring_free, pe_ring_lock,
+    pe_ring_lock_shared, pe_ring_open, pe_ring_unlock, pe_segment_fields, pe_segment_header,
+    pe_status,
+)
+
+from pyengine.errors import ClosedError, ForkedProcessError
+
+
+cdef class RingMemory:
+    cdef pe_ring _ring
+    cdef bint _open
+    cdef bint _dead
+    cdef Py_buffer _arena
+    cdef bytes _header
+    cdef tuple _defaults
+    cdef tuple _names
+    cdef bytes _formats
+    cdef pe_mutable_field *_mutables
+    cdef uint32_t *_ends
+    cdef uint64_t _lanes
+    cdef int _appends  # append fields that callers give: all but the start field
+    cdef object _hold_owners
+    cdef object __weakref__
+
+    def __cinit__(self, arena, int arena_fd, int seal_event, bytes header_image, tuple names,
+                  bytes formats, tuple mutables, tuple defaults, tuple end_fields):
+        cdef Py_ssize_t i
+        self._open = False
+        self._dead = False
+        self._mutables = NULL
+        self._ends = NULL
+        memset(&self._ring, 0, sizeof(pe_ring))
+        PyObject_GetBuffer(arena, &self._arena, PyBUF_WRITABLE)
+        self._open = True
+        self._header = header_image
+        self._names = names
+        self._formats = formats
+        self._defaults = defaults
+        self._hold_owners = []
+        self._mutables = <pe_mutable_field *>calloc(len(mutables) + 1, sizeof(pe_mutable_field))
+        self._ends = <uint32_t *>calloc(len(end_fields) + 1, sizeof(uint32_t))
+        if self._mutables == NULL or self._ends == NULL:
+            raise MemoryError
+        for i in range(len(mutables)):
+            self._mutables[i].row_bytes, self._mutables[i].offset = mutables[i]
+        for i in range(len(end_fields)):
+            self._ends[i] = end_fields[i]
+        self._ring.control = <pe_ring_control *>self._arena.buf
+        self._ring.base = <uint8_t *>self._arena.buf
+        self._ring.arena_fd = arena_fd
+        self._ring.seal_event = seal_event
+        self._ring.header_image = <const uint8_t *>PyBytes_AS_STRING(header_image)
+        self._ring.header_bytes = len(header_image)
+        self._ring.field_count = (<const pe_segment_header *>self._ring.header_image).field_count
+        self._ring.fields = pe_segment_fields(<const pe_segment_header *>self._ring.header_image)
+        self._ring.mutables = self._mutables
+        self._ring.mutable_count = <uint32_t>len(mutables)
+        self._ring.end_fields = self._ends
+        self._ring.end_count = <uint32_t>len(end_fields)
+        self._appends = <int>self._ring.field_count - 1
+        self._lanes = self._ring.control.lanes
+        if pe_ring_open(&self._ring) != PE_OK:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self._open:
+            pe_ring_free(&self._ring)
+            if not self._dead:
+                PyBuffer_Release(&self._arena)
+        free(self._mutables)
+        free(self._ends)
+
+    def close(self):
+        cdef pe_status status
+        if self._dead or not self._open:
+            return
+        with nogil:
+            status = pe_ring_close(&self._ring)
+        _report(status, NULL)
+        if self._open:  # another thread may have come here first
+            self._open = False
+            pe_ring_free(&self._ring)
+            PyBuffer_Release(&self._arena)
+
+    def disarm(self):
+        """In a forked child: the arena is not mapped here, nothing may touch it again."""
+        self._dead = True
+
+    cdef int _check(self) except -1:
+        if self._dead:
+            raise ForkedProcessError("the ring belongs to the process that forked this one")
+        if not self._open:
+            raise ClosedError("the ring was closed")
+        return 0
+
+    cdef int _lock(self) except -1:
+        cdef pe_status status
+        self._check()
+        with nogil:
+            status = pe_ring_lock(&self._ring)
+        return _report(status, NULL)
+
+    def locked(self):
+        return Locked.__new__(Locked, self)
+
+    def call_locked(self, function):
+        self._lock()
+        try:
+            function()
+        finally:
+            pe_ring_unlock(&self._ring)
+
+    cdef int _lock_shared(self) except -1:
+        cdef pe_status status
+        self._check()
+        with nogil:
+            status = pe_ring_lock_shared(&self._ring)
+        return _report(status, NULL)
+
+
+cdef class Locked:
+    """The lock for a `with` statement."""
+    cdef RingMemory _memory
+
+    def __cinit__(self, RingMemory memory):
+        self._memory = memory
+
+    def __enter__(self):
+        self._memory._lock()
+
+    def __exit__(self, *exception):
+        pe_ring_unlock(&self._memory._ring)

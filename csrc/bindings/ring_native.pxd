@@ -1,0 +1,84 @@
+"""The C side of a ring (csrc/core/ring.h), for the bindings."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from control_block cimport pe_atomic, pe_file, pe_ring_control
+
+cdef extern from "hash.h" nogil:
+    ctypedef uint64_t (*pe_hash_function)(const void *data, size_t bytes) noexcept
+    void pe_hash_bind(pe_hash_function function)
+
+cdef extern from "format.h" nogil:
+    struct pe_segment_header:
+        uint32_t header_bytes
+        uint32_t field_count
+    struct pe_field_record:
+        uint32_t dimensions
+        uint64_t shape[8]
+        uint64_t row_bytes
+        uint64_t offset
+    const pe_field_record *pe_segment_fields(const pe_segment_header *header)
+
+cdef extern from "pcg64.h" nogil:
+    struct pe_pcg64:
+        uint64_t state_high, state_low, inc_high, inc_low
+
+cdef extern from "ring.h" nogil:
+    enum pe_status:
+        PE_OK, PE_NO_SLOT, PE_NO_MEMORY, PE_BUSY, PE_UNKNOWN_REF, PE_EMPTY, PE_DAMAGED
+        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED
+    struct pe_fault:
+        int64_t row
+        uint64_t lane, segment, offset, expected, got
+    struct pe_source:
+        const uint8_t *data
+        uint64_t step_bytes, lane_bytes
+    struct pe_mutable_field:
+        uint64_t row_bytes, offset
+    struct pthread_mutex_t:
+        pass
+    struct pe_ring:
+        pe_ring_control *control
+        uint8_t *base
+        int arena_fd
+        int seal_event
+        uint32_t field_count, mutable_count, end_count
+        const uint8_t *header_image
+        uint64_t header_bytes
+        const pe_field_record *fields
+        const pe_mutable_field *mutables
+        const uint32_t *end_fields
+        uint64_t file_count, free_count, lost_updates
+        pe_atomic retired_files
+        pe_pcg64 rng
+        pthread_mutex_t draw
+    int pthread_mutex_lock(pthread_mutex_t *mutex)
+    int pthread_mutex_unlock(pthread_mutex_t *mutex)
+    pe_status pe_ring_open(pe_ring *ring)
+    pe_status pe_ring_close(pe_ring *ring)
+    void pe_ring_free(pe_ring *ring)
+    pe_status pe_ring_lock(pe_ring *ring)
+    pe_status pe_ring_lock_shared(pe_ring *ring)
+    bint pe_ring_try_lock(pe_ring *ring)
+    void pe_ring_unlock(pe_ring *ring)
+    pe_status pe_ring_append(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
+                             uint64_t steps, const pe_source *sources, const pe_source *mutables,
+                             const uint8_t *mask, uint64_t *done, pe_fault *fault)
+    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead)
+    void pe_ring_break(pe_ring *ring, uint64_t lane)
+    bint pe_ring_hold(pe_ring *ring, pe_atomic *word, uint64_t sequence)
+    void pe_ring_drop_holds(pe_ring *ring)
+    pe_status pe_ring_update(pe_ring *ring, const int64_t *refs, uint64_t count,
+                             const pe_source *values, uint64_t *lost, pe_fault *fault)
+    pe_status pe_ring_draw(pe_ring *ring, uint64_t count, int64_t *refs)
+    pe_status pe_ring_gather(pe_ring *ring, const int64_t *refs, uint64_t count,
+                             uint8_t **outputs, uint8_t **mutable_outputs, pe_fault *fault)
+    void pe_ring_refs_at(const pe_ring *ring, const int64_t *positions, uint64_t count,
+                         int64_t *refs)
+    void pe_ring_set_lane(pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t total_count,
+                          bint break_pending)
+    void pe_ring_map_segment(pe_ring *ring, uint64_t lane, uint64_t segment, const uint8_t *image,
+                             const pe_file *file)
+    pe_status pe_ring_open_segment(pe_ring *ring, uint64_t lane, uint64_t segment, uint8_t **image,
+                                   pe_fault *fault)
+    void pe_ring_collect(pe_ring *ring)

@@ -1,0 +1,172 @@
+# Reading rows and changing mutable fields: draws, gathers, updates by ref.
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from ring_native cimport (
+    PE_OK, pe_fault, pe_pcg64, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
+    pe_ring_refs_at, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+
+
+cdef class RingRead(RingAppend):
+    @property
+    def seed_state(self):
+        cdef pe_pcg64 rng
+        pthread_mutex_lock(&self._ring.draw)
+        rng = self._ring.rng
+        pthread_mutex_unlock(&self._ring.draw)
+        return ((<object>rng.state_high << 64) | rng.state_low,
+                (<object>rng.inc_high << 64) | rng.inc_low)
+
+    @seed_state.setter
+    def seed_state(self, tuple value):
+        cdef object state = value[0], inc = value[1]
+        cdef pe_pcg64 rng
+        rng.state_high = state >> 64
+        rng.state_low = state & 0xFFFFFFFFFFFFFFFF
+        rng.inc_high = inc >> 64
+        rng.inc_low = inc & 0xFFFFFFFFFFFFFFFF
+        pthread_mutex_lock(&self._ring.draw)
+        self._ring.rng = rng
+        pthread_mutex_unlock(&self._ring.draw)
+
+    @property
+    def lost_updates(self):
+        return self._ring.lost_updates
+
+    @lost_updates.setter
+    def lost_updates(self, uint64_t value):
+        self._ring.lost_updates = value
+
+    def gather(self, int64_t[::1] refs, list outputs, bint draw=False):
+        """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked."""
+        self._gather(refs, outputs, NULL, draw, False)
+
+    def gather_at(self, int64_t[::1] positions, int64_t[::1] refs, list outputs, bint compact):
+        """Fill `refs` (-1: no valid row) and the outputs, all of one instant.
+
+        `compact`: the first rows of the outputs are those of the valid refs, in order; return how
+        many. Else a position without a valid row is an unknown ref.
+        """
+        if refs.shape[0] != positions.shape[0]:
+            raise ValueError("one ref for each position")
+        if refs.shape[0] == 0:
+            return 0
+        return self._gather(refs, outputs, &positions[0], False, compact)
+
+    cdef uint64_t _gather(self, int64_t[::1] refs, list outputs, const int64_t *positions,
+                          bint draw, bint compact) except? 0:
+        cdef Py_buffer *views
+        cdef uint8_t **targets
+        cdef int64_t *valid = NULL
+        cdef int held = 0, i, count = len(outputs)
+        cdef int fields = <int>self._ring.field_count
+        cdef uint64_t row_bytes, rows = refs.shape[0], found = rows, row
+        cdef int64_t *first = &refs[0] if rows else NULL
+        cdef int64_t *wanted = first
+        cdef pe_status status = PE_OK
+        cdef pe_fault fault
+        self._check()
+        if count != fields + <int>self._ring.mutable_count:
+            raise ValueError("one output for each field")
+        views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
+        targets = <uint8_t **>calloc(count + 1, sizeof(uint8_t *))
+        if compact:
+            wanted = valid = <int64_t *>calloc(rows + 1, sizeof(int64_t))
+        try:
+            if views == NULL or targets == NULL or (compact and valid == NULL):
+                raise MemoryError
+            for i in range(count):
+                output = outputs[i]
+                if output is None:
+                    continue
+                if i < fields:
+                    row_bytes = self._ring.fields[i].row_bytes
+                else:
+                    row_bytes = self._mutables[i - fields].row_bytes
+                PyObject_GetBuffer(output, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+                held += 1
+                if <uint64_t>views[held - 1].len != row_bytes * rows:
+                    raise ValueError(f"output {i}: {views[held - 1].len} bytes do not fit the rows")
+                targets[i] = <uint8_t *>views[held - 1].buf
+            with nogil:
+                status = pe_ring_lock_shared(&self._ring)
+                if status == PE_OK:
+                    if draw:
+                        pthread_mutex_lock(&self._ring.draw)
+                        status = pe_ring_draw(&self._ring, rows, first)
+                        pthread_mutex_unlock(&self._ring.draw)
+                    if positions != NULL:
+                        pe_ring_refs_at(&self._ring, positions, rows, first)
+                    if compact:
+                        found = 0
+                        for row in range(rows):
+                            if first[row] >= 0:
+                                valid[found] = first[row]
+                                found += 1
+                    if status == PE_OK:
+                        status = pe_ring_gather(&self._ring, wanted, found, targets,
+                                                targets + fields, &fault)
+                    pe_ring_unlock(&self._ring)
+            _report(status, &fault)
+            return found
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+            free(views)
+            free(targets)
+            free(valid)
+
+    def refs_at(self, int64_t[::1] positions, int64_t[::1] refs):
+        self._lock_shared()
+        if positions.shape[0]:
+            pe_ring_refs_at(&self._ring, &positions[0], positions.shape[0], &refs[0])
+        pe_ring_unlock(&self._ring)
+
+    def update(self, int64_t[::1] refs, list values):
+        """values: a buffer a mutable field, with a value for each ref or one for all; None: stays."""
+        cdef pe_source *sources
+        cdef Py_buffer *views
+        cdef pe_status status
+        cdef pe_fault fault
+        cdef int held = 0, i, count = len(values)
+        cdef uint64_t lost = 0, rows = refs.shape[0], row_bytes
+        self._check()
+        if count != <int>self._ring.mutable_count:
+            raise ValueError("one value for each mutable field")
+        if rows == 0:
+            return 0
+        views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
+        sources = <pe_source *>calloc(count + 1, sizeof(pe_source))
+        try:
+            if views == NULL or sources == NULL:
+                raise MemoryError
+            for i in range(count):
+                value = values[i]
+                if value is None:
+                    continue
+                row_bytes = self._mutables[i].row_bytes
+                PyObject_GetBuffer(value, &views[held], PyBUF_C_CONTIGUOUS)
+                held += 1
+                if <uint64_t>views[held - 1].len not in (row_bytes, row_bytes * rows):
+                    raise ValueError(f"{views[held - 1].len} bytes do not fit {rows} rows")
+                sources[i].data = <const uint8_t *>views[held - 1].buf
+                if <uint64_t>views[held - 1].len == row_bytes * rows:
+                    sources[i].step_bytes = row_bytes
+            with nogil:
+                status = pe_ring_lock(&self._ring)
+                if status == PE_OK:
+                    status = pe_ring_update(&self._ring, &refs[0], rows, sources, &lost, &fault)
+                    pe_ring_unlock(&self._ring)
+            _report(status, &fault)
+            return lost
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+            free(views)
+            free(sources)

@@ -1,0 +1,200 @@
+"""The reading side of a ring: its size, draws, gathers by ref and by position.
+
+Each read is one native call under the shared lock, so that what it returns is of one instant. A
+ring without rows has no memory yet, and reading makes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyengine._native.ring import BlockFault
+from pyengine.errors import EmptyRingError, UnknownFieldError, UnknownRefError
+from pyengine.format.counts import as_count
+from pyengine.format.schema import START_FIELD, Field, FieldLike, Schema
+from pyengine.replay.batch import Batch
+from pyengine.replay.binding import RingBinding
+from pyengine.replay.faults import damage_error
+from pyengine.replay.outputs import Outputs
+from pyengine.replay.rows import as_refs
+from pyengine.replay.storage import Storage
+
+Array = NDArray[Any]
+Refs = NDArray[np.int64]
+
+
+class RingReading(RingBinding):
+    """Base of ReplayBuffer: what can be asked of a ring. Any thread, at any time."""
+
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, FieldLike],
+        capacity: int,
+        num_lanes: int,
+        seed: int | None,
+    ) -> None:
+        super().__init__(schema, capacity, num_lanes, seed)
+        self._outputs = Outputs(self.schema)
+
+    def __len__(self) -> int:
+        return sum(total - tail for tail, total in self._windows())
+
+    @property
+    def total_count(self) -> Any:
+        """The next row id: an int with one lane, else int64 of shape (lanes,)."""
+        return self._per_lane([total for _, total in self._windows()])
+
+    @property
+    def tail(self) -> Any:
+        """The oldest valid row id, per lane like `total_count`."""
+        return self._per_lane([tail for tail, _ in self._windows()])
+
+    @property
+    def head(self) -> Any:
+        """Where in the lane the next row goes: total_count modulo rows per lane."""
+        rows = self._plan.rows_per_lane
+        return self._per_lane([total % rows for _, total in self._windows()])
+
+    @property
+    def lost_updates(self) -> int:
+        """How many updates of a row came after it had left the window.
+
+        One for each ref of an `update`, however many fields it set; saved and restored.
+        """
+        return self._look(lambda storage: storage.core.lost_updates) or 0
+
+    def breaks(self, lane: int = 0) -> Refs:
+        """Return the ids of the lane's valid rows that start a sequence, in order (int64)."""
+        lane, rows = self._lane(lane), self._plan.rows_per_lane
+        used = min(rows, self._windows()[lane][1])
+        positions = np.arange(lane * rows, lane * rows + used, dtype=np.int64)
+        refs, values = self._gather_valid(START_FIELD, positions)
+        starting: Refs = np.sort(refs[refs >= 0][values != 0] // self.num_envs)
+        return starting
+
+    def sample(self, batch_size: int, *, out: Any = None, device: Any = None) -> Batch:
+        """Draw `batch_size` rows uniformly, with replacement, each valid row of the ring alike.
+
+        `out` takes a Batch or dict of arrays or CPU tensors of shape (batch_size, *shape), filled
+        in place (pinned memory too); else fresh arrays. `device` gives torch tensors there, of
+        `out`'s values where both are given. The draw is the ring's own PCG64: same seed, same rows,
+        same calls, same batches.
+
+        Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad.
+        """
+        refs = np.empty(as_count("batch_size", batch_size), np.int64)
+        values = self._gather(refs, tuple(self.schema), out, draw=True)
+        return self._outputs.batch(values, refs, out, device)
+
+    def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
+        """Return the rows of `refs` (int64, as in `batch.indices`); UnknownRefError outside."""
+        wanted = as_refs("refs", refs)
+        values = self._gather(wanted, tuple(self.schema), out)
+        return self._outputs.batch(values, wanted, out, device)
+
+    def gather_at(self, positions: Any, *, out: Any = None, device: Any = None) -> Batch:
+        """Return the rows at `positions` (lane * rows per lane + row id modulo rows per lane).
+
+        UnknownRefError (ref -1) where no valid row is.
+        """
+        wanted = as_refs("positions", positions)
+        refs = np.empty(len(wanted), np.int64)
+        values = self._gather(refs, tuple(self.schema), out, positions=wanted)
+        return self._outputs.batch(values, refs, out, device)
+
+    def __getitem__(self, refs: Any) -> Batch:
+        return self.gather(refs)
+
+    def refs(self) -> Refs:
+        """Return the refs of all valid rows, oldest row id first."""
+        lanes = self.num_envs
+        parts = [
+            np.arange(tail, total, dtype=np.int64) * lanes + lane
+            for lane, (tail, total) in enumerate(self._windows())
+        ]
+        return np.sort(np.concatenate(parts))
+
+    def refs_at(self, positions: Any) -> Refs:
+        """Return the refs at `positions`, -1 where no valid row is."""
+        wanted = as_refs("positions", positions)
+        found = np.full(len(wanted), -1, np.int64)
+        self._look(lambda storage: storage.core.refs_at(wanted, found))
+        return found
+
+    def rows_at(self, name: str, positions: Refs) -> Array:
+        """Return one field at `positions`, shape (len(positions), *shape); zero where no row is."""
+        refs, values = self._gather_valid(name, positions)
+        if len(values) == len(refs):
+            return values
+        rows = np.zeros((len(refs), *values.shape[1:]), values.dtype)
+        rows[refs >= 0] = values
+        return rows
+
+    def _gather(
+        self,
+        refs: Refs,
+        names: tuple[str, ...],
+        out: Any,
+        *,
+        draw: bool = False,
+        positions: Refs | None = None,
+    ) -> dict[str, Array]:
+        """Gather the rows of `refs`; draw them, or find them by position, in the same call."""
+        values, ordered = self._outputs.prepare(len(refs), names, out)
+
+        def gather(storage: Storage) -> bool:
+            try:
+                if positions is None:
+                    storage.core.gather(refs, ordered, draw)
+                else:
+                    storage.core.gather_at(positions, refs, ordered, False)
+            except BlockFault as fault:
+                raise damage_error(storage, fault) from None
+            return True
+
+        if not self._look(gather):
+            if draw:
+                raise EmptyRingError("the ring holds no row yet")
+            if len(refs):
+                ref = -1 if positions is not None else int(refs[0])
+                raise UnknownRefError(
+                    f"ref {ref} names no row of the ring's window: it holds no row yet",
+                    field="refs",
+                    expected="a ref in the window",
+                    got=ref,
+                )
+        return values
+
+    def _gather_valid(self, name: str, positions: Refs) -> tuple[Refs, Array]:
+        """Return (refs at positions, -1 where no row is; one field of the rows there are)."""
+        values, ordered = self._outputs.prepare(len(positions), (name,), None)
+        refs = np.full(len(positions), -1, np.int64)
+
+        def gather(storage: Storage) -> int:
+            try:
+                return storage.core.gather_at(positions, refs, ordered, True)
+            except BlockFault as fault:
+                raise damage_error(storage, fault) from None
+
+        found = self._look(gather) or 0
+        return refs, values[name][:found]
+
+    def _lane(self, lane: Any) -> int:
+        return as_count("lane", lane, most=self.num_envs - 1)
+
+    def _per_lane(self, values: list[int]) -> Any:
+        return values[0] if self.num_envs == 1 else np.asarray(values, np.int64)
+
+    def _field_exists(self, name: str) -> Field:
+        if name not in self.schema:
+            raise UnknownFieldError(
+                f"the schema has no field {name!r}; it has {', '.join(self.schema)}",
+                field=name,
+                expected=tuple(self.schema),
+                got=name,
+            )
+        return self.schema[name]

@@ -1,0 +1,17 @@
+"""Fixtures of the ring's tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Let Python change threads as often as it can, so that a race shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
