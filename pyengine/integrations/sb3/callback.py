@@ -68,7 +68,8 @@ class SnapshotCallback(BaseCallback):
         super().__init__(verbose)
         if os.sep in name_prefix or name_prefix in (".", ".."):
             raise ConfigError(f"name_prefix={name_prefix!r} must be a plain name")
-        self.run_dir = os.path.join(os.fspath(run_dir), name_prefix)
+        path = os.fspath(run_dir)
+        self.run_dir = os.path.join(path, name_prefix) if name_prefix else path
         self.report: pyengine.RestoreReport | None = None
         """What the restore found, once training has started."""
         self._settings = {
