@@ -1,0 +1,150 @@
+"""Replay buffers of classes that are not known: everything they hold is copied at each snapshot.
+
+HerReplayBuffer, sb3-contrib's classes and users' own rewrite rows in ways that a ring cannot
+follow. Their arrays and plain values are saved whole and come back in place.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from pyengine.capture.protocol import type_name
+
+_NOT_STATE = ("env", "device", "observation_space", "action_space")
+"""Given by whoever made the buffer."""
+
+_SCALARS = (bool, int, float, complex, str, bytes, np.generic, enum.Enum)
+_LEAVES = (*_SCALARS, np.ndarray, torch.Tensor, np.dtype, range, type(None))
+
+
+class CopiedBuffer:
+    """Gives and takes what a buffer of any class holds.
+
+    `notes` says what that costs and what is left out. The arrays of `get_state` are the live ones.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+        excluded = set(_NOT_STATE)
+        if not getattr(buffer, "copy_info_dict", True):
+            excluded.add("infos")  # HerReplayBuffer makes them and leaves them empty
+        held = {name: value for name, value in vars(buffer).items() if name not in excluded}
+        self._names = [name for name, value in held.items() if _is_plain(value)]
+        name = type_name(buffer).replace(":", ".")
+        size = sum(_array_bytes(held[name]) for name in self._names)
+        self.notes: tuple[str, ...] = (
+            f"{name} is not a class whose rows can live in a ring: up to {size} bytes "
+            f"({size / 2**20:.1f} MiB) are copied at every snapshot",
+        )
+        left_out = sorted(held.keys() - set(self._names))
+        if left_out:
+            self.notes += (f"{name}: NOT saved, no plain values: {', '.join(left_out)}",)
+
+    def layout(self) -> dict[str, Any]:
+        """Return an empty array for each array: tracked, they let a restore compare shapes."""
+        found: dict[str, Any] = {}
+        for name in self._names:
+            for key, array in _arrays(name, getattr(self._buffer, name)).items():
+                dtype = np.dtype(bool) if array.dtype.hasobject else array.dtype
+                found[key] = np.empty((0, *array.shape), dtype)
+        return found
+
+    def get_state(self) -> dict[str, Any]:
+        """Return arrays and plain values by attribute; of a HER buffer, steps with rows only."""
+        steps = self._steps()
+        held = vars(self._buffer)
+        return {
+            "steps": steps,
+            "values": {
+                name: _cut(held[name], self._whole(), steps) for name in self._names if name in held
+            },
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put it back: arrays in place, the rest as new values."""
+        former = self._steps()
+        for name, saved in state["values"].items():
+            live = getattr(self._buffer, name, None)
+            setattr(self._buffer, name, _put(live, saved, former))
+
+    def _whole(self) -> int | None:
+        """Return the length of arrays of which only the steps with rows matter; None: no such."""
+        return self._buffer.buffer_size if type(self._buffer) is HerReplayBuffer else None
+
+    def _steps(self) -> int:
+        return self._buffer.size()
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, _LEAVES):
+        return True
+    if depth > 20:
+        return False
+    if type(value) is dict:
+        keys = all(isinstance(key, _SCALARS) for key in value)
+        return keys and all(_is_plain(item, depth + 1) for item in value.values())
+    if type(value) in (list, tuple, set, frozenset, deque):
+        return all(_is_plain(item, depth + 1) for item in value)
+    return False
+
+
+def _arrays(name: str, value: Any) -> dict[str, np.ndarray[Any, Any]]:
+    if isinstance(value, np.ndarray):
+        return {name: value}
+    if isinstance(value, Mapping):
+        found = {}
+        for key, item in value.items():
+            found.update(_arrays(f"{name}/{key}", item))
+        return found
+    return {}
+
+
+def _array_bytes(value: Any) -> int:
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return int(value.nbytes)
+    if isinstance(value, Mapping):
+        return sum(map(_array_bytes, value.values()))
+    if isinstance(value, (list, tuple, deque)):
+        return sum(map(_array_bytes, value))
+    return 0
+
+
+def _cut(value: Any, whole: int | None, steps: int) -> Any:
+    """Return `value` with arrays of `whole` steps cut to `steps`."""
+    if whole is None or steps >= whole:
+        return value
+    if isinstance(value, np.ndarray) and value.ndim and len(value) == whole:
+        return value[:steps]
+    if type(value) is dict:
+        return {key: _cut(item, whole, steps) for key, item in value.items()}
+    return value
+
+
+def _put(live: Any, saved: Any, former: int) -> Any:
+    """Write saved arrays into live ones, `former` of whose steps hold rows; return what to keep."""
+    if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray):
+        if live.dtype == saved.dtype and live.shape == saved.shape:
+            live[...] = saved
+            return live
+        if live.dtype == saved.dtype and live.shape[1:] == saved.shape[1:]:
+            # Steps beyond hold nothing, so that writing zeros there would only use memory.
+            live[: len(saved)] = saved
+            live[len(saved) : former] = _nothing(live)
+            return live
+    if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
+        for key, item in saved.items():
+            live[key] = _put(live[key], item, former)
+        return live
+    return saved
+
+
+def _nothing(array: np.ndarray[Any, Any]) -> Any:
+    return {} if array.dtype == "O" else 0
