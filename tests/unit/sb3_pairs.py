@@ -32,7 +32,7 @@ class Case:
     name: str
     kind: type[stock.ReplayBuffer]
     seen: spaces.Space[Any]
-    acted: spaces.Space[Any] = PUSH
+    acted: spaces.Space[Any] = field(default_factory=lambda: PUSH)
     n_envs: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
