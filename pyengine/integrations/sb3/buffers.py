@@ -107,8 +107,7 @@ def adopt(model: Any) -> Adoption:
     into = _ADOPTED.get(type(buffer))
     if into is None:
         copied = CopiedBuffer(buffer)
-        objects = {"replay": copied, "replay_layout": copied.layout()}
-        return Adoption(buffer, objects, copied.notes)
+        return Adoption(buffer, {"replay": copied}, copied.notes)
     if buffer.size():
         raise ConfigError(
             f"the model's replay buffer already holds {buffer.size() * buffer.n_envs} rows; "

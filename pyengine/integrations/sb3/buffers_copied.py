@@ -17,6 +17,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from pyengine.capture.protocol import type_name
+from pyengine.errors import StateMismatchError
 
 _NOT_STATE = ("env", "device", "observation_space", "action_space")
 """Given by whoever made the buffer."""
@@ -48,18 +49,9 @@ class CopiedBuffer:
         if left_out:
             self.notes += (f"{name}: NOT saved, no plain values: {', '.join(left_out)}",)
 
-    def layout(self) -> dict[str, Any]:
-        """Return an empty array for each array: tracked, they let a restore compare shapes."""
-        found: dict[str, Any] = {}
-        for name in self._names:
-            for key, array in _arrays(name, getattr(self._buffer, name)).items():
-                dtype = np.dtype(bool) if array.dtype.hasobject else array.dtype
-                found[key] = np.empty((0, *array.shape), dtype)
-        return found
-
     def get_state(self) -> dict[str, Any]:
         """Return arrays and plain values by attribute; of a HER buffer, steps with rows only."""
-        steps = self._steps()
+        steps = self._buffer.size()
         held = vars(self._buffer)
         return {
             "steps": steps,
@@ -69,8 +61,19 @@ class CopiedBuffer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Put it back: arrays in place, the rest as new values."""
-        former = self._steps()
+        """Put it back: arrays in place, the rest as new values.
+
+        Raises StateMismatchError, with the buffer unchanged, where an array has another shape.
+        """
+        steps, whole = state["steps"], self._whole()
+        for name in ("buffer_size", "n_envs"):
+            here, got = getattr(self._buffer, name), state["values"][name]
+            if here != got:
+                raise _mismatch(name, here, got)
+        for name, saved in state["values"].items():
+            live = getattr(self._buffer, name, None)
+            _check_shapes(name, _cut(live, whole, steps), saved)
+        former = self._buffer.size()
         for name, saved in state["values"].items():
             live = getattr(self._buffer, name, None)
             setattr(self._buffer, name, _put(live, saved, former))
@@ -78,9 +81,6 @@ class CopiedBuffer:
     def _whole(self) -> int | None:
         """Return the length of arrays of which only the steps with rows matter; None: no such."""
         return self._buffer.buffer_size if type(self._buffer) is HerReplayBuffer else None
-
-    def _steps(self) -> int:
-        return self._buffer.size()
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -96,15 +96,27 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def _arrays(name: str, value: Any) -> dict[str, np.ndarray[Any, Any]]:
-    if isinstance(value, np.ndarray):
-        return {name: value}
-    if isinstance(value, Mapping):
-        found = {}
-        for key, item in value.items():
-            found.update(_arrays(f"{name}/{key}", item))
-        return found
-    return {}
+def _check_shapes(name: str, live: Any, saved: Any) -> None:
+    if isinstance(live, Mapping) and isinstance(saved, Mapping):
+        for key in live.keys() & saved.keys():
+            _check_shapes(f"{name}/{key}", live[key], saved[key])
+    elif isinstance(live, np.ndarray):
+        here = f"{live.dtype}{list(live.shape)}"
+        got = type(saved).__name__
+        if isinstance(saved, np.ndarray):
+            got = f"{saved.dtype}{list(saved.shape)}"
+        if here != got:
+            raise _mismatch(name, here, got)
+
+
+def _mismatch(name: str, here: Any, got: Any) -> StateMismatchError:
+    return StateMismatchError(
+        f"the replay buffer's {name} is {here}, the snapshot's is {got}; make the model as it was "
+        "when the snapshot was taken",
+        component="replay",
+        expected=here,
+        got=got,
+    )
 
 
 def _array_bytes(value: Any) -> int:
@@ -130,21 +142,16 @@ def _cut(value: Any, whole: int | None, steps: int) -> Any:
 
 def _put(live: Any, saved: Any, former: int) -> Any:
     """Write saved arrays into live ones, `former` of whose steps hold rows; return what to keep."""
-    if isinstance(live, np.ndarray) and isinstance(saved, np.ndarray):
-        if live.dtype == saved.dtype and live.shape == saved.shape:
+    if isinstance(live, np.ndarray):
+        if live.shape == saved.shape:
             live[...] = saved
             return live
-        if live.dtype == saved.dtype and live.shape[1:] == saved.shape[1:]:
-            # Steps beyond hold nothing, so that writing zeros there would only use memory.
-            live[: len(saved)] = saved
-            live[len(saved) : former] = _nothing(live)
-            return live
+        live[: len(saved)] = saved
+        # Steps beyond hold nothing, so that writing zeros there would only use memory.
+        live[len(saved) : former] = {} if live.dtype.hasobject else 0
+        return live
     if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
         for key, item in saved.items():
             live[key] = _put(live[key], item, former)
         return live
     return saved
-
-
-def _nothing(array: np.ndarray[Any, Any]) -> Any:
-    return {} if array.dtype == "O" else 0
