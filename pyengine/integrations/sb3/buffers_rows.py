@@ -29,6 +29,7 @@ Refs = NDArray[np.int64]
 
 MARKED = ("dones", "timeouts")
 OBSERVATIONS = "observations"
+READ_ROWS = 4096
 
 
 class BufferRows:
@@ -159,14 +160,14 @@ class BufferRows:
         """Return one field at (steps, lanes) as stock's array holds it: zero where no row is."""
         lead = np.shape(steps)
         steps, lanes = np.reshape(steps, -1), np.reshape(lanes, -1)
-        written = self._is_written(steps)
-        if written.all() and len(steps):
-            values = self.gather(self.refs(steps, lanes), (name,))[name]
-        else:
-            values = np.zeros((len(steps), *self._row[name].shape[1:]), self._row[name].dtype)
+        values = np.zeros((len(steps), *self._row[name].shape[1:]), self._row[name].dtype)
+        # In blocks, so that a copy of the whole column needs no memory for a second one.
+        for start in range(0, len(steps), READ_ROWS):
+            block = slice(start, start + READ_ROWS)
+            written = self._is_written(steps[block])
             if written.any():
-                refs = self.refs(steps[written], lanes[written])
-                values[written] = self.gather(refs, (name,))[name]
+                refs = self.refs(steps[block][written], lanes[block][written])
+                values[block][written] = self.gather(refs, (name,))[name]
         if name == OBSERVATIONS:
             self.put_tail(steps, lanes, values)
         return values.reshape(*lead, *values.shape[1:])
