@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sb3_pairs import BY_NAME, CASES, STEPS, arrays_of, assert_same_draws, make_pair
+from sb3_pairs import BY_NAME, CASES, STEPS, arrays_of, assert_same_draws, make_pair, random_step
 
 from pyengine.errors import ImmutableFieldError
 
@@ -107,8 +107,11 @@ def test_everything_else_is_refused():
 
 
 def test_rewriting_rows_by_the_thousand_is_refused():
-    pair = make_pair(BY_NAME["box"], 5000)
-    pair.add(5000)
+    pair = make_pair(BY_NAME["box-3-envs"], 1400)
+    step = random_step(pair.case, np.random.default_rng(1))
+    for buffer in (pair.stock, pair.ring):
+        for _ in range(1400):
+            buffer.add(*step)
     with pytest.raises(ImmutableFieldError, match="up to 4096"):
         pair.ring.dones[:] = 1
     assert_same_draws(pair.stock, pair.ring)
