@@ -32,8 +32,6 @@ class ReplayBuffer(stock.ReplayBuffer):
     stock_class: ClassVar[type[stock.ReplayBuffer]] = stock.ReplayBuffer
     rows: BufferRows
 
-    # --- in and out of this class ------------------------------------------------------------
-
     def move_in(self) -> None:
         """Replace the arrays, which hold no row yet, by columns of a new ring."""
         fields = {name: Field(a.shape[2:], a.dtype) for name, a in self._arrays().items()}
@@ -47,7 +45,7 @@ class ReplayBuffer(stock.ReplayBuffer):
         """Become the stock class again, with the rows in arrays."""
         state, rows = self._stock_state(), self.rows
         self.__dict__.clear()
-        self.__class__ = self.stock_class  # type: ignore[assignment]
+        self.__class__ = self.stock_class  # type: ignore[assignment]  # a base of it
         self.__dict__.update(state)
         rows.close()
 
@@ -82,23 +80,19 @@ class ReplayBuffer(stock.ReplayBuffer):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return object.__new__, (self.stock_class,), self._stock_state()
 
-    # --- size --------------------------------------------------------------------------------
-
     @property
-    def pos(self) -> int:  # type: ignore[override]
+    def pos(self) -> int:  # type: ignore[override]  # stock's is a variable
         """The step that the next row goes to."""
         return self.rows.pos
 
     @property
-    def full(self) -> bool:  # type: ignore[override]
+    def full(self) -> bool:  # type: ignore[override]  # stock's is a variable
         """Whether every step holds a row."""
         return self.rows.full
 
     def reset(self) -> None:
         """Empty the buffer; unlike stock's, its columns read as zeros then."""
         self.rows.clear()
-
-    # --- rows --------------------------------------------------------------------------------
 
     def add(
         self,
@@ -165,7 +159,7 @@ class DictReplayBuffer(ReplayBuffer, stock.DictReplayBuffer):
 
     stock_class = stock.DictReplayBuffer
 
-    def add(  # type: ignore[override]
+    def add(  # type: ignore[override]  # as stock's overrides its base's
         self,
         obs: dict[str, Array],
         next_obs: dict[str, Array],
@@ -184,7 +178,7 @@ class DictReplayBuffer(ReplayBuffer, stock.DictReplayBuffer):
                 row[f"{name}/{key}"] = given[key]
         self.rows.append(row)
 
-    def _get_samples(  # type: ignore[override]
+    def _get_samples(  # type: ignore[override]  # as stock's overrides its base's
         self, batch_inds: Array, env: VecNormalize | None = None
     ) -> DictReplayBufferSamples:
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))

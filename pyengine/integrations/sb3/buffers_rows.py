@@ -54,8 +54,6 @@ class BufferRows:
         }
         self._tail = np.zeros_like(self._row[OBSERVATIONS]) if overlaps else None
 
-    # --- size -------------------------------------------------------------------------------
-
     @property
     def total(self) -> int:
         """Rows that each lane was ever given."""
@@ -71,8 +69,6 @@ class BufferRows:
     def full(self) -> bool:
         """Whether every step holds a row."""
         return self.total - self._origin >= self.steps
-
-    # --- in ---------------------------------------------------------------------------------
 
     def append(self, values: Mapping[str, Any], tail: Any = None) -> None:
         """Append one row to each lane, cast and broadcast as an assignment to an array would.
@@ -127,8 +123,6 @@ class BufferRows:
         given = np.broadcast_to(np.asarray(values, np.float32), refs.shape)
         self._forget_old_marks()
         self._marks[name].set(refs.reshape(-1), given.reshape(-1))
-
-    # --- out --------------------------------------------------------------------------------
 
     def refs(self, steps: Array, lanes: Array) -> Refs:
         """Return the refs of rows (steps, lanes), which must hold a row each."""
@@ -191,8 +185,6 @@ class BufferRows:
 
     def _is_written(self, steps: Array) -> NDArray[np.bool_]:
         return np.asarray(steps) < (self.steps if self.full else self.pos)
-
-    # --- state ------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         """Return what is not in the ring."""
