@@ -146,6 +146,9 @@ def test_a_her_buffer_goes_on_as_stocks_does(
     adoption = adopt(SimpleNamespace(replay_buffer=pair.ring))
     assert "HerReplayBuffer" in adoption.notes[0]
     assert len(adoption.notes) == 1
+    # A million empty dicts would be saved for nothing.
+    held = adoption.objects["replay"].get_state()["values"]
+    assert ("infos" in held) == bool(options)
     pair.add(rows)
     save(tmp_path / "run", adoption)
     pair.ring = pair.make()

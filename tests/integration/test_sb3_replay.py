@@ -116,8 +116,9 @@ def test_a_restore_without_rows_leaves_an_empty_buffer(tmp_path: Path) -> None:
     with resume(tmp_path / "run", pair, replay="skip"):
         assert (pair.ring.pos, pair.ring.full) == (0, False)
         pair.stock.reset()
-        pair.add(5)
-        assert_same_draws(pair.stock, pair.ring)
+        for more in (5, STEPS):
+            pair.add(more)
+            assert_same_draws(pair.stock, pair.ring)
 
 
 def test_another_buffer_is_refused_by_both_names(tmp_path: Path) -> None:

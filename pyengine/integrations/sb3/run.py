@@ -151,7 +151,12 @@ class ModelRun:
         self._reset_reason = "; ".join(self._environment.obstacles)
 
     def rollout_starts(self) -> bool:
-        """Put back what was drawn from since the restore; whether that was to be done."""
+        """Put back what was drawn from since the restore; whether that was to be done.
+
+        Raises ConfigError where the model's replay buffer was replaced meanwhile.
+        """
+        if self._adoption is not None:
+            self._adoption.check(self._model)
         if self._late is None:
             return False
         generators, exploration = self._late
