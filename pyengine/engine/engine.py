@@ -220,7 +220,6 @@ class SnapshotEngine:
                 report = start_fresh(session, self._tracked)
             else:
                 report = self._restore(session, info, options)
-            session.link.await_ready(config.WRITER_START_SECONDS)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
             self._taker.start(max(0, report.next_step - 1), lazy_rings=lazy)
@@ -355,7 +354,6 @@ class SnapshotEngine:
             )
         if not session.is_line_open:
             start_fresh(session, self._tracked)
-            session.link.await_ready(config.WRITER_START_SECONDS)
 
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""

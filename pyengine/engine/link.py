@@ -186,20 +186,6 @@ class WriterLink:
             poller.poll(int(1000 * min(seconds, _SLICE_SECONDS)))
         self.poll()
 
-    def await_ready(self, seconds: float) -> None:
-        """Wait until the writer holds its lock on the run, at most `seconds`.
-
-        From then on a dead trainer's snapshots are safe with it: the next start waits for it.
-        Raises WriterDiedError where it cannot be started.
-        """
-        deadline = time.monotonic() + seconds
-        while not self._is_ready and self._process is not None:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                logger.warning("the writer is not up after %.0f s; going on without it", seconds)
-                return
-            self.wait(remaining)
-
     def revive(self) -> None:
         """Start a writer again after it was given up."""
         with self._lock:
