@@ -121,9 +121,11 @@ class SnapshotEngine:
 
         Modules, optimizers, schedulers, scalers, generators, tensors and arrays, dicts, lists and
         dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
-        get_state/set_state or state_dict/load_state_dict. Returns the engine. Raises ConfigError
-        for a name in use, UntrackableError for an object that cannot be restored in place,
-        RingInUseError for a ring that another engine tracks; nothing was added then.
+        get_state/set_state or state_dict/load_state_dict: its `check_state(state)`, where it has
+        one, may raise to refuse a saved state before a restore changes anything. Returns the
+        engine. Raises ConfigError for a name in use, UntrackableError for an object that cannot be
+        restored in place, RingInUseError for a ring that another engine tracks; nothing was added
+        then.
         """
         session = self._live()
         components, rings = self._tracked.build(objects)
