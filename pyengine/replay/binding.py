@@ -1,4 +1,4 @@
-"""The memory of a ring and the engine's side of it: bind, cut, header, install.
+"""The memory of a ring and the engine's side of it: bind, cut, header, prepare and exchange.
 
 Everything a ring is besides rows going in and out. Storage is made at the first append or by a
 restore; a closed or forked ring has none, so that the append and sample paths need no check. A
@@ -23,7 +23,7 @@ from pyengine.format.buffer_header import BufferHeader, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
-from pyengine.replay.install import check_header, install
+from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import plan_ring
 from pyengine.replay.segment_files import SegmentFile
@@ -104,14 +104,18 @@ class RingBinding:
         with self._making:
             self._check_usable()
             if self._storage is None:
-                storage = Storage(self._plan, label=self._label, line=self._line)
-                storage.core.seed_state = self._seed_state
+                storage = self._new_storage(self._line)
                 storage.start_reserving()
                 self._storage = storage
                 if self._is_closed:  # by another thread, which saw no storage
                     self.close()
                     self._check_usable()
             return self._storage
+
+    def _new_storage(self, line: int) -> Storage:
+        storage = Storage(self._plan, label=self._label, line=line)
+        storage.core.seed_state = self._seed_state
+        return storage
 
     def _use(self, call: Callable[[Storage], T]) -> T:
         """Call with the storage, made if need be; anew where a restore put another in its place."""
@@ -234,26 +238,29 @@ class RingBinding:
         """Raise StateMismatchError unless the saved ring fits this one."""
         check_header(self._plan, header, self._label)
 
-    def install(
+    def prepare(
         self,
         header: BufferHeader,
         files: Mapping[str, SegmentFile],
         mutable: Mapping[str, NDArray[Any]],
         *,
+        line: int | None = None,
         eager: bool = False,
         replay_last: int | None = None,
         keep_breaks: bool = False,
-    ) -> int:
-        """Replace the ring's contents by a snapshot's; return the number of rows.
+    ) -> PreparedRing:
+        """Put a snapshot's contents into storage that `exchange` can give to this ring.
 
         `files` gives each file of the header's extents. Full segments are mapped where they lie;
         only rows of open segments are copied. `eager` verifies every block first. `replay_last`
         keeps at most so many of the newest rows. A break is set at each lane's total_count unless
-        `keep_breaks` (the environments were restored too). On error the ring is as it was.
+        `keep_breaks` (the environments were restored too). New segments are written under `line`
+        (None: the ring's own). Raises StateMismatchError, DamageError, SharedMemoryError, OSError;
+        the ring is as it was, then and afterwards.
         """
         self._check_usable()
         self.check_restorable(header)
-        storage = Storage(self._plan, label=self._label, line=self._line)
+        storage = self._new_storage(self._line if line is None else line)
         try:
             rows = install(
                 storage,
@@ -265,12 +272,49 @@ class RingBinding:
                 keep_breaks=keep_breaks,
             )
             storage.start_reserving()
-            self._exchange(storage)
         except BaseException:
-            if storage is not self._storage:
-                storage.close()
+            storage.close()
             raise
-        return rows
+        return PreparedRing(storage, header, rows)
+
+    def prepare_empty(self, *, line: int) -> PreparedRing:
+        """Make storage without rows that `exchange` can give to this ring."""
+        self._check_usable()
+        storage = self._new_storage(line)
+        try:
+            storage.start_reserving()
+        except BaseException:
+            storage.close()
+            raise
+        return PreparedRing(storage, None, 0)
+
+    def exchange(self, prepared: PreparedRing) -> None:
+        """Put prepared storage, and its line, in the place of what there is.
+
+        RuntimeError inside `freeze`, ClosedError where the ring was closed; nothing has changed.
+        """
+        line = prepared.storage.control.line
+        try:
+            self._exchange(prepared.storage)
+        finally:
+            prepared.is_taken = prepared.storage is self._storage
+        self._line = line
+
+    def install(
+        self,
+        header: BufferHeader,
+        files: Mapping[str, SegmentFile],
+        mutable: Mapping[str, NDArray[Any]],
+        **options: Any,
+    ) -> int:
+        """Replace the ring's contents by a snapshot's; return the number of rows.
+
+        Takes what `prepare` takes. On error the ring is as it was.
+        """
+        with self.prepare(header, files, mutable, **options) as prepared:
+            self.exchange(prepared)
+            prepared.install_sampler()
+            return prepared.rows
 
     def _exchange(self, storage: Storage) -> None:
         """Put fresh storage in the place of what there is, under the lock of that."""
