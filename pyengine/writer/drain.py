@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
-from functools import partial
 
 from pyengine.errors import PyengineError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import door, durable
 from pyengine.shm.states import SlotState
-from pyengine.writer.parts import OpenRows, spread, write_part
+from pyengine.writer.parts import OpenRows, PartFile, spread, write_part
 from pyengine.writer.ring_view import RingView
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
@@ -91,7 +90,11 @@ def _write(
     line = ring.control.line
     name = names.PartName(line, ring.control.next_file_sequence())
     temporary = names.temporary_name(session.generation, name.text)
-    task = partial(write_part, ring, rows, directory=ring.directory, name=temporary, line=line)
+
+    def task() -> PartFile:
+        ring.make_directory()
+        return write_part(ring, rows, directory=ring.directory, name=temporary, line=line)
+
     future = workers.submit(task)
     while not future.done():
         yield

@@ -71,6 +71,7 @@ class Loop:
         while True:
             self._wait()
             self._receive()
+            self._session.take_again()
             self._look_at_trainer()
             self._segments.step()
             self._queue.step()

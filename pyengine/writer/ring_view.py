@@ -1,6 +1,7 @@
 """A ring as the writer sees it: its control block, its slots, and where its files lie.
 
-Built from the arena alone, so that a restarted writer finds everything again. The trainer may free
+Built from the arena alone, so that a restarted writer finds everything again; nothing touches the
+disk here before a file is written. The trainer may free
 any slot but an OPEN one between two looks; whoever reads a slot looks at its word again afterwards.
 """
 
@@ -40,7 +41,6 @@ class RingView:
         """Lines that files of this ring were written under by this process."""
         self.cut_totals: list[int] | None = None
         """Rows per lane that the newest committed snapshot ends with."""
-        durable.make_directory(self.directory)
 
     @property
     def segment_rows(self) -> int:
@@ -102,6 +102,14 @@ class RingView:
     def path(self, name: str) -> str:
         """Return the path of a file in the pool."""
         return os.path.join(self.directory, name)
+
+    def make_directory(self) -> None:
+        """Make the ring's directory in the pool where it is not there; any thread.
+
+        Whoever writes into it calls this, so that a failure is that of a write, and made good as
+        one.
+        """
+        durable.make_directory(self.directory)
 
     def close(self) -> None:
         """Let go of the arena and the eventfd."""

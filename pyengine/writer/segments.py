@@ -257,6 +257,7 @@ def _write(job: _Job, writing: threading.Semaphore) -> _Image:
     set_counts(image, ring.layout, ring.segment_rows)
     (line,) = struct.unpack_from("<Q", image, _LINE_OFFSET)
     checksum = hashing.seal_image(image)
+    ring.make_directory()
     with writing:
         durable.write_file(ring.directory, job.temporary, [image], direct=True, hashed=False)
     return _Image(line, checksum)

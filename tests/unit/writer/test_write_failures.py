@@ -18,6 +18,7 @@ SEGMENT = "*/segments/replay/*"
 STAGED = "*/snapshots/.tmp-*"
 
 ONCE: dict[str, dict[str, Any]] = {
+    "the pool's directory": {"op": "mkdir", "path": "*/segments/replay"},
     "a segment's write": {"op": "pwrite", "path": SEGMENT},
     "a segment's fsync": {"op": "fsync", "path": SEGMENT},
     "a segment's rename": {"op": "rename", "path": SEGMENT},
