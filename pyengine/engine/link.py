@@ -145,9 +145,11 @@ class WriterLink:
         with self._changing:
             former = parcels.get(key)
             parcels[key] = parcel
-            self._send(parcel)
-            if former is not None:
-                former.close()
+            try:
+                self._send(parcel)
+            finally:
+                if former is not None:
+                    former.close()
 
     def warm(self, name: str) -> None:
         """Have the mapped files of a ring read and verified, when there is nothing else to do."""

@@ -317,3 +317,13 @@ def test_close_takes_a_final_snapshot_and_ends_everything(tmp_path: Path) -> Non
         with pytest.raises(errors.ClosedError):
             call()
     training.step(1)  # the ring works on without an engine
+
+
+def test_a_schema_of_any_size_reaches_the_writer(tmp_path: Path) -> None:
+    names = [f"{number:04d}{'x' * 57}" for number in range(1000)]
+    ring = pyengine.ReplayBuffer(dict.fromkeys(names, ((), "float32")), capacity=64)
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(replay=ring)
+        engine.restore()
+        ring.add(dict.fromkeys(names, 1.0))
+        assert engine.snapshot(0).wait(60)
