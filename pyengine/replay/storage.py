@@ -151,6 +151,7 @@ class Storage:
 
     def _after_fork_in_child(self) -> None:
         self.core.disarm()
+        self.control.release()  # who kept it gets ClosedError, not unmapped memory
         os.close(self.seal_event)
         self.seal_event = -1
 
