@@ -44,10 +44,11 @@ class SnapshotEngine:
     only `snapshot` does); `budget` is the largest share of time that snapshots may cost (None: no
     limit), `keep_last` how many stay. When both staging slots are in use, `when_busy` leaves the
     snapshot out ("skip") or waits ("wait"). A snapshot that the writer could not make durable is
-    raised at the next call, or logged, by `on_error`. `fresh=True` begins anew in a directory that
-    holds snapshots; `strict=True` makes a ring that will not fit into memory an error at `track`;
-    `track_rng=False` leaves the process's random generators out. `algorithm` and `notes` (plain
-    JSON values) go into every manifest.
+    raised at the next call, or logged, by `on_error`; one that was given up so that training could
+    go on is logged, and an error only for who waits for it. `fresh=True` begins anew in a directory
+    that holds snapshots; `strict=True` makes a ring that will not fit into memory an error at
+    `track`; `track_rng=False` leaves the process's random generators out. `algorithm` and `notes`
+    (plain JSON values) go into every manifest.
 
     The constructor claims the directory and starts the writer process. It waits up to `drain_wait`
     seconds for the writer of a dead trainer to finish. Raises RunBusyError, RunDirectoryError,

@@ -29,7 +29,7 @@ class PendingSnapshot:
 
     `step`, `sequence` and `name` say which one it is. Asked for in a signal handler it is a wish
     at first (state NONE, no name), which the next tick fulfils. It stays readable after the engine
-    was closed.
+    was closed. In a forked child one whose fate is not known yet raises ForkedProcessError.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -155,9 +155,13 @@ class PendingSnapshot:
         self._state = SnapshotState.CANCELLED
 
     def take_error(self) -> errors.PyengineError | None:
-        """Return the error the first time it is asked for, unless `wait` has raised it before."""
+        """Return the error the first time it is asked for, unless it was told before.
+
+        `wait` tells it; a snapshot that was given up was told of when that happened, and training
+        was meant to go on.
+        """
         self.settle()
-        if self._error is None or self._is_told:
+        if self._error is None or self._is_told or self._state == SnapshotState.CANCELLED:
             return None
         self._is_told = True
         return self._error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +111,35 @@ def test_an_error_that_wait_raised_is_not_told_again(control: EngineControl) -> 
     with pytest.raises(errors.SnapshotCancelledError):
         pending.wait(0)
     assert pending.take_error() is None
+
+
+def test_a_snapshot_that_was_given_up_is_an_error_only_for_who_waits(
+    control: EngineControl,
+) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    entry.cancel(7)
+    assert pending.take_error() is None
+    with pytest.raises(errors.SnapshotCancelledError):
+        pending.wait(0)
+
+
+def test_in_a_forked_child_only_what_was_known_can_be_read(control: EngineControl) -> None:
+    decided, pending = begin(Watch(), control.entries[0]), begin(Watch(), control.entries[1])
+    commit(control.entries[0])
+    assert decided.is_done
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            assert decided.is_done
+            for call in (lambda: pending.state, lambda: pending.wait(0), pending.take_error):
+                with pytest.raises(errors.ForkedProcessError):
+                    call()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.state == SnapshotState.PENDING
 
 
 def test_the_fate_outlives_the_reuse_of_its_entry(control: EngineControl) -> None:
