@@ -56,6 +56,39 @@ def test_a_handler_meets_no_lock_that_its_own_thread_holds(usr1: Any) -> None:
     assert seen == [True]
 
 
+def test_where_no_thread_can_be_started_the_call_is_whole_all_the_same(
+    usr1: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the interpreter's shutdown, where Python 3.12 refuses new threads."""
+    order: list[str] = []
+    usr1(lambda *_: order.append("handler"))
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def work() -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        order.append("work")
+        return "done"
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run_whole(work) == "done"
+    assert order == ["work", "handler"]
+
+
+def test_a_handler_that_raises_before_the_call_begins_prevents_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise RuntimeError("of a handler")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    called: list[int] = []
+    with pytest.raises(RuntimeError, match="of a handler"):
+        run_whole(lambda: called.append(1))
+    assert called == []
+
+
 def test_another_thread_calls_directly() -> None:
     names: list[str] = []
     thread = threading.Thread(
