@@ -4,6 +4,7 @@
     ├── ConfigError                 a setting or argument that cannot work (also ValueError)
     ├── ForkedProcessError          an object was used in a forked child of the process that made it
     ├── ClosedError                 the object was closed
+    ├── NestedCallError             an engine was asked for something from within its own call
     ├── SchemaError                 a schema that cannot be laid out (also ValueError)
     ├── RowError                    rows that do not fit the schema; the ring is unchanged
     │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
@@ -68,6 +69,11 @@ class ForkedProcessError(PyengineError):
 
 class ClosedError(PyengineError):
     """The object was closed and can no longer be used."""
+
+
+class NestedCallError(PyengineError):
+    """An engine's method was called where it would wait for ever: in an object's own method or
+    function for its state, which a `tick`, `snapshot` or `restore` of that engine is calling."""
 
 
 class SchemaError(PyengineError, ValueError):

@@ -92,7 +92,6 @@ class SnapshotEngine:
         self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
         self._owner = RingOwner(self)
         self._lock = threading.Lock()
-        self._inside: int | None = None
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
@@ -163,10 +162,10 @@ class SnapshotEngine:
         that is no integer from 0 to 2**63 - 1.
         """
         session = self._live()
-        if self._inside == threading.get_ident():
+        if session.is_this_threads_turn():
             return None
         step = settings.check_step(step)
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             return self._taker.tick(step)
 
@@ -180,9 +179,9 @@ class SnapshotEngine:
         session = self._live()
         step = settings.check_step(step)
         checked = check_metrics(settings.check_mapping("metrics", metrics))
-        if self._inside == threading.get_ident() or is_in_signal_handler():
+        if session.is_this_threads_turn() or is_in_signal_handler():
             return self._taker.wish()
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             return self._taker.snapshot(step, checked)
 
@@ -204,8 +203,9 @@ class SnapshotEngine:
         on either side.
 
         Nothing live changes before everything was read, verified and compared. Raises
-        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError: live
-        objects are unchanged then. An exception while they are being changed comes through as it
+        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError, and
+        NestedCallError within a tick or restore of the same thread: live objects are unchanged
+        then. An exception while they are being changed comes through as it
         is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
         """
         session = self._live()
@@ -215,7 +215,7 @@ class SnapshotEngine:
         allowed = settings.check_names("allow", allow)
         eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
         options = RestoreOptions(eager, replay, replay_last, allowed)
-        with self._turn():
+        with self._turn(session):
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
             info = None if self._fresh else scan.newest_restorable(session.run_dir)
@@ -246,11 +246,14 @@ class SnapshotEngine:
         `final=step` takes one more snapshot first, whatever became of earlier ones. After `timeout`
         seconds a writer that is still at work is left to finish by itself, with a warning. Then
         raises the error of a snapshot that did not come about (see `on_error`), or what taking the
-        final one raised; the engine is closed nevertheless.
+        final one raised; the engine is closed nevertheless. NestedCallError, with nothing changed,
+        within a tick, snapshot or restore of the same thread.
         """
         session = self._session
         if session is None or self._owner_pid != os.getpid():
             return
+        if not is_in_signal_handler():
+            self._refuse_nested(session)
         timeout = settings.check_seconds("timeout", timeout, may_be_zero=True)
         final = None if final is None else settings.check_count("final", final, low=0)
         failed: list[errors.PyengineError] = []
@@ -273,12 +276,12 @@ class SnapshotEngine:
 
     def _take_final(self, session: Session, step: int, failed: list[errors.PyengineError]) -> None:
         """Take the last snapshot; the errors of earlier ones are noted in `failed`."""
-        if self._inside == threading.get_ident() or is_in_signal_handler():
+        if session.is_this_threads_turn() or is_in_signal_handler():
             raise errors.SnapshotError(
                 f"no final snapshot of step {step}: the engine was closed in a signal handler, "
                 "where the learner may be in the middle of a step"
             )
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             self._taker.snapshot(step, {}, failed)
 
@@ -372,18 +375,25 @@ class SnapshotEngine:
         return session.committing() if session is not None else ()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, session: Session) -> Iterator[None]:
         """Let one thread at a time in, and remember which, so that a handler in it is known."""
+        self._refuse_nested(session)
         with self._lock:
-            self._inside = threading.get_ident()
+            session.inside = threading.get_ident()
             try:
                 yield
             finally:
-                self._inside = None
+                session.inside = None
+
+    def _refuse_nested(self, session: Session) -> None:
+        if session.is_this_threads_turn():
+            raise errors.NestedCallError(
+                "this thread is in a tick, snapshot or restore of the same engine: only tick and "
+                "snapshot may be called there, and take nothing before the next tick"
+            )
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
-        self._inside = None
         atexit.unregister(self._exit_hook)
 
 

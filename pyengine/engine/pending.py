@@ -23,6 +23,9 @@ class Watch(Protocol):
     def read_info(self, name: str) -> SnapshotInfo:
         """Return the record of a committed snapshot."""
 
+    def is_this_threads_turn(self) -> bool:
+        """Whether the calling thread is in a tick, a snapshot or a restore."""
+
 
 class PendingSnapshot:
     """A snapshot on its way to disk; made by `tick` and `snapshot`. Any thread may wait for it.
@@ -89,11 +92,12 @@ class PendingSnapshot:
 
         Raises the snapshot's error (SnapshotFailedError, NoSpaceError, SnapshotCancelledError, ...)
         and TimeoutError after `timeout` seconds; it stays pending then and may be waited for again.
+        SnapshotError or NestedCallError for a wish where no tick can come meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_done:
-            if self._state == SnapshotState.NONE and is_in_signal_handler():
-                raise errors.SnapshotError("the snapshot is taken at the next tick, not in here")
+            if self._state == SnapshotState.NONE:
+                self._check_may_wait_for_tick()
             if self._entry is None and self._state != SnapshotState.NONE:
                 raise errors.ClosedError(f"the engine closed while {self.name} was pending")
             remaining = 1.0 if deadline is None else deadline - time.monotonic()
@@ -109,6 +113,14 @@ class PendingSnapshot:
         if self._info is None:
             self._info = self._watch.read_info(self.name)
         return self._info
+
+    def _check_may_wait_for_tick(self) -> None:
+        if is_in_signal_handler():
+            raise errors.SnapshotError("the snapshot is taken at the next tick, not in here")
+        if self._watch.is_this_threads_turn():
+            raise errors.NestedCallError(
+                "the snapshot is taken at the next tick, and this thread is still in the last one"
+            )
 
     def settle(self) -> None:
         """Take over what the control block says, as long as it speaks of this snapshot."""

@@ -53,6 +53,8 @@ class Session:
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
+        self.inside: int | None = None
+        """The thread in whose tick, snapshot or restore the engine is."""
 
     def open(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
@@ -81,6 +83,10 @@ class Session:
         self.link = self._link = WriterLink(hello, arena, _on_message)
         self.buffers = StagingBuffers(self.control, self.link.give_staging)
         stack.callback(self.buffers.close)
+
+    def is_this_threads_turn(self) -> bool:
+        """Whether the calling thread is in a tick, a snapshot or a restore."""
+        return self.inside == threading.get_ident()
 
     def next_sequence(self) -> int:
         """Return a number that no snapshot of this generation had."""

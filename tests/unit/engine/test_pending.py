@@ -31,6 +31,9 @@ class Watch:
     def read_info(self, name: str) -> Any:
         return f"info of {name}"
 
+    def is_this_threads_turn(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def control() -> Iterator[EngineControl]:
