@@ -2,8 +2,8 @@
 
 It is a fresh interpreter, forked and exec'd, so that CUDA, threads and unguarded scripts of the
 parent do not matter; it never imports the parent's main module. It gets the parent's import path
-without the working directory, and one socket. It lives in a session of its own: no terminal signal
-reaches it, and it outlives a killed trainer to drain.
+without the working directory, one socket, and the parent's pidfd. It lives in a session of its own:
+no terminal signal reaches it, and it outlives a killed trainer to drain.
 """
 
 from __future__ import annotations
@@ -122,18 +122,28 @@ class WriterProcess:
     def _start(self) -> None:
         self._channel, theirs = Channel.pair()
         self._words = os.memfd_create("pyengine-writer-words", os.MFD_CLOEXEC)
-        with theirs, _sigterm_blocked():
-            fd = theirs.fileno()
+        with theirs, _own_pidfd() as ours, _sigterm_blocked():
+            fds = (theirs.fileno(), ours)
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, ":".join(_import_path()), str(fd)],
+                [sys.executable, "-c", _BOOT, ":".join(_import_path()), *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._words,
-                pass_fds=(fd,),
+                pass_fds=fds,
                 start_new_session=True,
                 cwd="/",
             )
             self._pidfd = os.pidfd_open(self._popen.pid)
+
+
+@contextlib.contextmanager
+def _own_pidfd() -> Iterator[int]:
+    """A descriptor by which the writer knows this process, even where it is dead by then."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 @contextlib.contextmanager
