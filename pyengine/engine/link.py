@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from pyengine import config
 from pyengine.catalog.generation import reserve_writer_lock
 from pyengine.engine.critical import run_whole
-from pyengine.engine.process import WriterProcess
+from pyengine.engine.process import WriterProcess, import_path
 from pyengine.errors import ClosedError, WriterDiedError
 from pyengine.events import logger
 from pyengine.fs.forking import register_for_child
@@ -93,6 +93,7 @@ class WriterLink:
         parcel = _Parcel("hello", {**hello, "size": control.size_bytes}, (control.fd,))
         self._parcels = _Parcels(parcel)
         self._claim = (str(hello["run_dir"]), int(hello["generation"]))
+        self._import_path = import_path()
         self._on_message = on_message
         self._lock = threading.RLock()
         self._changing = threading.Lock()
@@ -312,7 +313,7 @@ class WriterLink:
         self._started_at = time.monotonic()
         lock = reserve_writer_lock(*self._claim)
         try:
-            self._process = WriterProcess()
+            self._process = WriterProcess(self._import_path)
             self._send(self._parcels.hello, *(() if lock is None else (lock.fd,)))
         finally:
             # From here on it is the writer's alone, and goes with it.
