@@ -16,11 +16,11 @@ from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
-from pyengine.errors import DamageError, PyengineError, SnapshotFailedError
+from pyengine.errors import DamageError, NoSpaceError, PyengineError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.manifest import Manifest
-from pyengine.fs import door, durable
+from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
 
 
@@ -42,8 +42,9 @@ def publish_snapshot(
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
-    listed file is missing), ConfigError (a manifest that could not be read back), OSError; after
-    an error past `begin` nothing of the snapshot is left under its name, and it can be staged anew.
+    listed file is missing), ConfigError (a manifest that could not be read back), NoSpaceError,
+    OSError; after an error past `begin` nothing of the snapshot is left under its name, and it can
+    be staged anew.
     """
     _check_staged(staged_dir, manifest)
     data = manifest.to_bytes()
@@ -83,8 +84,8 @@ def _make_visible(
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
     final = os.path.join(snapshots, manifest.name)
     done = None
-    # One that cannot be read or made durable is moved aside and staged anew.
-    with contextlib.suppress(OSError):
+    # One that cannot be read or made durable goes to trash, and this one takes its name.
+    with contextlib.suppress(OSError, NoSpaceError):
         done = find_committed(held.run_dir, manifest.name)
     if done is not None:
         trash.append(held.trash(staged_dir))
@@ -98,7 +99,7 @@ def _make_visible(
     except BaseException as error:
         # Whatever became of it, it is not durable: out of the way, so that it can be staged anew.
         for path in (final, staged_dir):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, NoSpaceError):
                 trash.append(held.trash(path))
         _disown(held, final, manifest, error)
         raise
@@ -126,7 +127,7 @@ def find_committed(run_dir: str, name: str) -> SnapshotInfo | None:
 
     What a new writer asks about a snapshot that its predecessor was committing. Durable on return:
     the predecessor may have died between the manifest's rename and the fsync of its directory.
-    Raises OSError where that fsync fails.
+    Raises NoSpaceError or OSError where that fsync fails.
     """
     try:
         info = scan.read_snapshot(run_dir, name)
@@ -148,7 +149,7 @@ def _point_latest(held: CommitLock, manifest: Manifest) -> None:
         return
     try:
         held.replace_latest(manifest.name)
-    except OSError as error:
+    except (OSError, NoSpaceError) as error:
         logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
 
 
@@ -225,10 +226,10 @@ def hold_snapshot(path: str) -> OfdLock | None:
 def make_staging_directory(run_dir: str, generation: int, name: str, attempt: int) -> str:
     """Make the temporary directory in which snapshot `name` is put together; return its path.
 
-    A stale one of the same attempt is moved aside with its contents deleted first.
+    A stale one of the same attempt is deleted first. Raises NoSpaceError, OSError.
     """
     text = names.temporary_name(generation, f"{name}-{attempt}")
     path = os.path.join(run_dir, names.SNAPSHOTS, text)
     durable.remove_tree(path)
-    door.active.mkdir(path)
+    durable.make_new_directory(path)
     return path

@@ -20,7 +20,13 @@ from pyengine.engine.buffers import StagingBuffers
 from pyengine.engine.critical import run_whole
 from pyengine.engine.link import WriterLink
 from pyengine.engine.pending import PendingSnapshot
-from pyengine.errors import ClosedError, PyengineError, SnapshotFailedError, WriterDiedError
+from pyengine.errors import (
+    ClosedError,
+    NoSpaceError,
+    PyengineError,
+    SnapshotFailedError,
+    WriterDiedError,
+)
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs.process import read_status
@@ -218,7 +224,7 @@ class Session:
 
         try:
             return find_committed(self.run_dir, name) is not None
-        except OSError as error:
+        except (OSError, NoSpaceError) as error:
             logger.warning("snapshot %s cannot be made durable: %s", name, error)
             return False
 

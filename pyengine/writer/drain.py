@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator
 
-from pyengine.errors import PyengineError
+from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import door, durable
@@ -100,9 +100,9 @@ def _write(
         yield
     part = future.result()
     try:
-        door.active.rename(ring.path(temporary), ring.path(name.text))
+        durable.rename(ring.path(temporary), ring.path(name.text))
         durable.fsync_directory(ring.directory)
-    except OSError:
+    except (OSError, NoSpaceError):
         for lost in (temporary, name.text):
             with contextlib.suppress(OSError):
                 door.active.unlink(ring.path(lost))

@@ -22,7 +22,7 @@ from functools import partial
 
 from pyengine._native import hashing
 from pyengine.catalog.pool import FileRecordTuple
-from pyengine.errors import PyengineError
+from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.segment import set_counts
@@ -202,9 +202,9 @@ class SegmentWriter:
             batch = [(job, record) for job, record in won if job.ring is ring]
             try:
                 for job, record in batch:
-                    door.active.rename(ring.path(job.temporary), ring.path(pool_name(record)))
+                    durable.rename(ring.path(job.temporary), ring.path(pool_name(record)))
                 durable.fsync_directory(ring.directory)
-            except OSError as error:
+            except (OSError, NoSpaceError) as error:
                 for job, record in batch:
                     _unlink(ring.path(job.temporary))
                     _unlink(ring.path(pool_name(record)))
