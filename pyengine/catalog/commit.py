@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
@@ -32,13 +32,15 @@ def publish_snapshot(
     begin: Callable[[], bool],
     keep_last: int,
     visible: Callable[[SnapshotInfo], None] | None = None,
+    lines_in_use: Mapping[str, Collection[int]] | None = None,
 ) -> SnapshotInfo | None:
     """Commit the snapshot that lies, durable but for its manifest, in `staged_dir`.
 
     `staged_dir` is a temporary directory in `snapshots/`. `begin` makes the swap to COMMITTING once
     the lock is held and the generation is ours; where it returns False nothing was committed, None
     is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
-    durable, before pruning. Pruning and `latest` only warn.
+    durable, before pruning. Pruning and `latest` only warn. Pool files of other lines go, but for
+    `lines_in_use` by ring.
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
@@ -58,7 +60,7 @@ def publish_snapshot(
             if visible is not None:
                 visible(info)
             _point_latest(held, manifest)
-            trash += _prune_or_warn(held, keep_last, manifest.line)
+            trash += _prune_or_warn(held, keep_last, manifest.line, lines_in_use)
     empty_trash(trash)
     return info
 
@@ -153,9 +155,14 @@ def _point_latest(held: CommitLock, manifest: Manifest) -> None:
         logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
 
 
-def _prune_or_warn(held: CommitLock, keep_last: int, line: str) -> list[str]:
+def _prune_or_warn(
+    held: CommitLock,
+    keep_last: int,
+    line: str,
+    lines_in_use: Mapping[str, Collection[int]] | None,
+) -> list[str]:
     try:
-        pool.remove_other_lines(held, line)
+        pool.remove_other_lines(held, line, lines_in_use)
         return prune(held, keep_last)
     except (OSError, PyengineError) as error:
         logger.warning("%s: pruning failed and is left to the next commit: %s", held.run_dir, error)

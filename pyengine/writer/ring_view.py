@@ -37,8 +37,8 @@ class RingView:
             self.schema.append_fields, self.control.segment_rows
         )
         self.directory = pool_directory(run_dir, name)
-        self.lines: set[int] = set()
-        """Lines that files of this ring were written under by this process."""
+        self.lines: set[int] = self._lines_of_files()
+        """Lines that files which the ring has or had were written under."""
         self.cut_totals: list[int] | None = None
         """Rows per lane that the newest committed snapshot ends with."""
 
@@ -92,6 +92,18 @@ class RingView:
             record = self.control.slot_file(slot)
             if self.control.slot_word(slot) == (key, SlotState.PERSISTED):
                 return record
+
+    def _lines_of_files(self) -> set[int]:
+        control = self.control
+        lines = {control.slot_file(slot)[0] for slot, _ in control.slots_in(SlotState.PERSISTED)}
+        for lane in range(control.lanes):
+            first = control.tail(lane) // self.segment_rows
+            end = -(-control.total_count(lane) // self.segment_rows)
+            for segment in range(first, end):
+                place = control.place(lane, segment)
+                if isinstance(place, tuple):
+                    lines.add(place[0])
+        return lines
 
     def take_back(self) -> None:
         """Undo what a dead writer had begun: its files may be half-written, or not durable."""

@@ -255,7 +255,9 @@ def _write(job: _Job, writing: threading.Semaphore) -> _Image:
     ring = job.ring
     image = ring.image(job.slot)
     set_counts(image, ring.layout, ring.segment_rows)
-    (line,) = struct.unpack_from("<Q", image, _LINE_OFFSET)
+    # Rows that were there before the run began were not given a line when their segment opened.
+    line = ring.control.line
+    struct.pack_into("<Q", image, _LINE_OFFSET, line)
     checksum = hashing.seal_image(image)
     ring.make_directory()
     with writing:

@@ -141,6 +141,7 @@ class SnapshotJob:
             begin=self._begin,
             keep_last=session.keep_last,
             visible=visible,
+            lines_in_use={name: ring.lines for name, ring in session.rings.items()},
         )
         if info is None:
             raise CancelledError
