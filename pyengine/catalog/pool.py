@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.info import SnapshotInfo
@@ -21,8 +22,8 @@ from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.fs import durable
 from pyengine.fs.beneath import check_size
 
-FileRecordTuple = tuple[int, int, int, int, int, int, int]
-"""(line, lane, first_row, row_count, sequence, checksum, file_bytes) of a pool file."""
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 def pool_directory(run_dir: str, ring: str) -> str:

@@ -23,6 +23,7 @@ from pyengine.replay.install import PreparedRing
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
     from pyengine.engine.restore import RestoreOptions
     from pyengine.replay.ring import ReplayBuffer
 
@@ -107,7 +108,7 @@ class RingRestore:
             self._prepared.close()
 
     def _segment_file(
-        self, file: str, record: pool.FileRecordTuple | None, directory: str
+        self, file: str, record: FileRecordTuple | None, directory: str
     ) -> SegmentFile:
         """Return where a file of the header lies, with its name in the pool where it was adopted.
 

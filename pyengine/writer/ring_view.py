@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyengine._native.control import RingControl
-from pyengine.catalog.pool import FileRecordTuple, pool_directory
+from pyengine.catalog.pool import pool_directory
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.schema import Schema
@@ -20,6 +20,9 @@ from pyengine.format.segment import SegmentLayout, plan_layout
 from pyengine.fs import durable
 from pyengine.shm.arena import Arena
 from pyengine.shm.states import SlotState
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 class RingView:

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyengine._native import hashing
-from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
@@ -31,6 +31,9 @@ from pyengine.shm.states import SlotState
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 IN_FLIGHT = 4
 """Segments under way at a time."""
