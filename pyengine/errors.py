@@ -29,7 +29,6 @@
     │   ├── NoSpaceError            ... because the file system is full
     │   └── WriterDiedError         the writer process died and could not be replaced
     └── RestoreError
-        ├── NothingRestorableError  snapshots exist and none can be restored
         ├── ComponentMismatchError  saved and tracked components differ
         ├── StateMismatchError      a component's saved state does not fit the live object
         ├── FormatVersionError      written by a newer pyengine
@@ -240,10 +239,6 @@ class WriterDiedError(SnapshotError):
 
 class RestoreError(PyengineError):
     """A restore that did not happen; live objects are unchanged unless the text says otherwise."""
-
-
-class NothingRestorableError(RestoreError):
-    """Snapshots exist and none of them can be restored."""
 
 
 class ComponentMismatchError(RestoreError):

@@ -64,9 +64,6 @@ cdef class Words:
         return atomic_compare_exchange_strong_explicit(
             self._at(index), &expected, desired, memory_order_acq_rel, memory_order_acquire)
 
-    def fetch_add(self, Py_ssize_t index, uint64_t amount):
-        return atomic_fetch_add_explicit(self._at(index), amount, memory_order_acq_rel)
-
 
 cdef tuple _file_tuple(const pe_file *file):
     return (file.line, file.lane, file.first_row, file.row_count, file.sequence, file.checksum,

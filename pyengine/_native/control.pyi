@@ -14,8 +14,6 @@ class Words:
         """Set a word (release)."""
     def compare_exchange(self, index: int, expected: int, desired: int) -> bool:
         """Set a word to `desired` if it is `expected`; whether it was."""
-    def fetch_add(self, index: int, amount: int) -> int:
-        """Add to a word; return what it was."""
     def release(self) -> None:
         """Let go of the buffer. A second call does nothing."""
 
