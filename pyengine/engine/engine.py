@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,7 +90,6 @@ class SnapshotEngine:
         self._fresh = settings.check_flag("fresh", fresh)
         self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
         self._owner = RingOwner(self)
-        self._lock = threading.Lock()
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
@@ -374,16 +372,11 @@ class SnapshotEngine:
         session = self._session
         return session.committing() if session is not None else ()
 
-    @contextmanager
-    def _turn(self, session: Session) -> Iterator[None]:
-        """Let one thread at a time in, and remember which, so that a handler in it is known."""
+    def _turn(self, session: Session) -> AbstractContextManager[bool]:
+        """Return the lock that lets one thread at a time in, once."""
         self._refuse_nested(session)
-        with self._lock:
-            session.inside = threading.get_ident()
-            try:
-                yield
-            finally:
-                session.inside = None
+        # The lock itself, which no interrupt can leave held: a block of ours around it might be.
+        return session.turn
 
     def _refuse_nested(self, session: Session) -> None:
         if session.is_this_threads_turn():
@@ -393,7 +386,6 @@ class SnapshotEngine:
             )
 
     def _after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
         atexit.unregister(self._exit_hook)
 
 

@@ -59,8 +59,9 @@ class Session:
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
-        self.inside: int | None = None
-        """The thread in whose tick, snapshot or restore the engine is."""
+        self.turn = threading.RLock()
+        """Held during a tick, a snapshot and a restore. Who holds it is known by the lock alone: a
+        note beside it would stay behind where an interrupt comes at the wrong moment."""
 
     def open(self, run_dir: str, *, keep_last: int, drain_wait: float) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
@@ -92,7 +93,7 @@ class Session:
 
     def is_this_threads_turn(self) -> bool:
         """Whether the calling thread is in a tick, a snapshot or a restore."""
-        return self.inside == threading.get_ident()
+        return bool(self.turn._is_owned())  # type: ignore[attr-defined]  # as Condition asks it
 
     def next_sequence(self) -> int:
         """Return a number that no snapshot of this generation had."""
