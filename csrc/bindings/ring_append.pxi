@@ -195,7 +195,9 @@ cdef class RingAppend(RingMemory):
                 return False
         return True
 
-    def break_lane(self, uint64_t lane):
+    def break_lanes(self, uint64_t lane_begin, uint64_t lane_count):
+        if lane_begin > self._lanes or lane_count > self._lanes - lane_begin:
+            raise IndexError(f"lanes {lane_begin} to {lane_begin + lane_count} of {self._lanes}")
         self._lock()
-        pe_ring_break(&self._ring, lane)
+        pe_ring_break(&self._ring, lane_begin, lane_count)
         pe_ring_unlock(&self._ring)

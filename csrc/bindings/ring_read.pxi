@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_OK, pe_fault, pe_pcg64, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
+    PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
     pe_ring_refs_at, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -170,3 +170,42 @@ cdef class RingRead(RingAppend):
                 PyBuffer_Release(&views[i])
             free(views)
             free(sources)
+
+    def assign(self, uint32_t field, uint64_t item_bytes, int64_t first, int64_t step,
+               uint64_t count, int64_t[::1] places, values):
+        """Overwrite items of one mutable field; `values` has one for each item or one for all."""
+        cdef pe_items items
+        cdef pe_status status
+        cdef Py_buffer view
+        cdef int64_t end
+        cdef uint64_t i
+        self._check()
+        if field >= self._ring.mutable_count or item_bytes == 0:
+            raise ValueError("no such field or items")
+        if places is not None and <uint64_t>places.shape[0] != count:
+            raise ValueError("one place for each item")
+        if count == 0:
+            return
+        end = <int64_t>(self._capacity * self._mutables[field].row_bytes // item_bytes)
+        items.places = NULL if places is None else &places[0]
+        items.first, items.step = first, step
+        items.count, items.item_bytes = count, item_bytes
+        if places is None:
+            if not 0 <= first < end or not 0 <= first + (count - 1) * <object>step < end:
+                raise ValueError("the items leave the field")
+        for i in range(count if places is not None else 0):
+            if not 0 <= places[i] < end:
+                raise ValueError("the items leave the field")
+        PyObject_GetBuffer(values, &view, PyBUF_C_CONTIGUOUS)
+        try:
+            if <uint64_t>view.len not in (item_bytes, item_bytes * count):
+                raise ValueError(f"{view.len} bytes do not fit {count} items")
+            with nogil:
+                status = pe_ring_lock(&self._ring)
+                if status == PE_OK:
+                    pe_ring_assign(&self._ring, field, &items, <const uint8_t *>view.buf,
+                                   item_bytes if <uint64_t>view.len != item_bytes else 0)
+                    pe_ring_unlock(&self._ring)
+            _report(status, NULL)
+        finally:
+            PyBuffer_Release(&view)

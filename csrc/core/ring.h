@@ -130,8 +130,9 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
  * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
 enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
 
-/* Mark the end of a sequence: the lane's next row does not continue the last. Exclusive lock held. */
-void pe_ring_break(struct pe_ring *ring, uint64_t lane);
+/* Mark the end of a sequence in `lane_count` lanes from `lane_begin`: the next row of each does not
+ * continue its last. Exclusive lock held. */
+void pe_ring_break(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count);
 
 /* Register a pending snapshot with the lanes' present windows; false where all places are taken.
  * Exclusive lock held. */
@@ -146,6 +147,19 @@ void pe_ring_drop_holds(struct pe_ring *ring);
 enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,
                               const struct pe_source *values, uint64_t *lost,
                               struct pe_fault *fault);
+
+/* Overwrite items of `item_bytes` in one mutable field, counted flat from its start: item i, for i in
+ * [0, count), is places[i], or first + i * step where `places` is NULL, and gets what lies at values +
+ * i * value_step. The caller has checked that all of them are in the field. Exclusive lock held. */
+struct pe_items {
+  const int64_t *places;
+  int64_t first;
+  int64_t step;
+  uint64_t count;
+  uint64_t item_bytes;
+};
+void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                    const uint8_t *values, uint64_t value_step);
 
 /* Draw `count` refs, each valid row alike, with replacement. Draw mutex and shared lock held. */
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs);

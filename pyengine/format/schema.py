@@ -32,8 +32,8 @@ class Field:
     """One field of a row; an immutable value.
 
     `shape` is the shape of one row's value: () for a scalar, an int for one axis, up to 8 axes of
-    at least 1, fewer than 2**40 elements. `dtype` is its element type, as a name or as NumPy's or torch's: bool, (u)int8 to
-    (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
+    at least 1, fewer than 2**40 elements. `dtype` is its element type, as a name or as NumPy's or
+    torch's: bool, (u)int8 to (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
 
     An append field (`mutable=False`) never changes once its row was added. A mutable field may be
     changed through `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small

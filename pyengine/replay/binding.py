@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine._native.ring import exchange
 from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError, SharedMemoryError
 from pyengine.events import logger
 from pyengine.format.buffer_header import BufferHeader, LaneRecord
@@ -55,7 +56,8 @@ class RingBinding:
         self._line = 0
         self._owner: SlotOwner | None = None
         self._storage: Storage | None = None
-        self._making = threading.Lock()
+        # Entered again by a signal handler that needs the storage its own thread is just making.
+        self._making = threading.RLock()
         self._seed_state = _pcg64_state(seed)
         self._is_closed = False
         self._is_forked = False
@@ -74,15 +76,14 @@ class RingBinding:
             except RuntimeError:
                 self._is_closed = False
                 raise
-            if storage is self._storage:
-                self._storage = None
+            self._put(storage, None)
 
     def _after_fork_in_child(self) -> None:
         # Kept, not closed: its memory is not mapped here.
         self._parents_storage, self._storage = self._storage, None
         self._is_forked = True
         self._owner = None
-        self._making = threading.Lock()
+        self._making = threading.RLock()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -107,11 +108,16 @@ class RingBinding:
                 storage = Storage(self._plan, label=self._label, line=self._line)
                 storage.core.seed_state = self._seed_state
                 storage.start_reserving()
-                self._storage = storage
+                if not self._put(None, storage):
+                    storage.close()  # a restore or a signal handler was faster
                 if self._is_closed:  # by another thread, which saw no storage
                     self.close()
                     self._check_usable()
-            return self._storage
+            return self._storage or self._make_storage()
+
+    def _put(self, former: Storage | None, storage: Storage | None) -> bool:
+        """Put storage in the place of `former`, in one step; whether that was what there was."""
+        return exchange(self, "_storage", None, former, storage)
 
     def _use(self, call: Callable[[Storage], T]) -> T:
         """Call with the storage, made if need be; anew where a restore put another in its place."""
@@ -182,7 +188,7 @@ class RingBinding:
     def freeze(self) -> Iterator[None]:
         """Hold off appends, updates, gathers and restores of all threads while the cut is taken.
 
-        Not where a signal handler may raise: see `RingCore.call_locked`.
+        Not where a signal handler may run: it would meet the lock that its own thread holds.
         """
         with contextlib.ExitStack() as lock:
             self._use(lambda storage: self._lock_current(storage, lock))
@@ -274,19 +280,19 @@ class RingBinding:
 
     def _exchange(self, storage: Storage) -> None:
         """Put fresh storage in the place of what there is, under the lock of that."""
-
-        def put() -> None:
-            self._storage = storage
-
-        with self._making:
+        former, is_put = self._storage, False
+        while not is_put:
             former = self._storage
-            if former is None:
-                put()
-            else:
-                former.core.call_locked(put)  # who froze the ring goes on with what he froze
-            if self._is_closed:  # by another thread, which did not see it
-                self.close()
-                self._check_usable()
+            core = None if former is None else former.core
+            try:
+                # Who froze the ring goes on with what he froze.
+                is_put = exchange(self, "_storage", core, former, storage)
+            except ClosedError:
+                if former is self._storage:
+                    raise
+        if self._is_closed:  # by another thread, which did not see it
+            self.close()
+            self._check_usable()
         if former is not None:
             former.close()
 

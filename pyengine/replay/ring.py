@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pyengine.format.counts import as_seconds
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.replay.column import Column
 from pyengine.replay.faults import no_memory_error
+from pyengine.replay.places import find_places
 from pyengine.replay.reading import Array, RingReading
 from pyengine.replay.rows import as_mask, as_refs, as_rows, check_names, flatten, merge, to_array
 from pyengine.replay.storage import Storage
@@ -174,13 +176,10 @@ class ReplayBuffer(RingReading):
 
     def break_episode(self, lane: int | None = None) -> None:
         """Say that the next row of `lane` (default: every lane) does not continue the last one."""
-        lanes = range(self.num_envs) if lane is None else (self._lane(lane),)
-
-        def end(storage: Storage) -> None:
-            for index in lanes:
-                storage.core.break_lane(index)
-
-        self._look(end)  # without storage yet, every lane begins with a break as it is
+        begin, count = (0, self.num_envs) if lane is None else (self._lane(lane), 1)
+        self._look(
+            lambda storage: storage.core.break_lanes(begin, count)
+        )  # without storage yet, every lane begins with a break as it is
 
     def column(self, name: str) -> Column:
         """Return one field as an array-like of shape (capacity, *shape), indexed by position."""
@@ -224,12 +223,10 @@ class ReplayBuffer(RingReading):
     def assign(self, name: str, index: Any, value: Array) -> None:
         """Assign to a mutable field as to an array (capacity, *shape) by position; for Column."""
 
-        def write(storage: Storage) -> None:
-            array = storage.mutable_arrays()[name]
-            storage.core.call_locked(lambda: array.__setitem__(index, value))
-
+        field, number = self.schema[name], self._mutable_names.index(name)
+        places = find_places(index, self.capacity, field.shape)
         try:
-            self._use(write)
+            values = places.spread(value)
         except ValueError as error:
             raise FieldShapeError(
                 f"field {name!r}: {error}",
@@ -237,3 +234,15 @@ class ReplayBuffer(RingReading):
                 expected="a value of the shape that the index has",
                 got=value.shape,
             ) from None
+        item_bytes = prod(places.item_shape) * values.itemsize
+        self._use(
+            lambda storage: storage.core.assign(
+                number,
+                item_bytes,
+                places.first,
+                places.step,
+                places.count,
+                places.numbers,
+                values,
+            )
+        )

@@ -98,7 +98,7 @@ def test_a_lock_after_the_close_is_refused():
         lambda: core.locked().__enter__(),
         lambda: core.gather(np.zeros(1, np.int64), [None] * 4, True),
         lambda: core.refs_at(np.zeros(1, np.int64), np.zeros(1, np.int64)),
-        lambda: core.break_lane(0),
+        lambda: core.break_lanes(0, 1),
         core.collect,
     ):
         with pytest.raises(ClosedError):
