@@ -44,10 +44,12 @@ void pe_ring_drop_holds(struct pe_ring *ring) {
   for (size_t i = 0; i < PE_MAX_HOLDS; i++) ring->holds[i].word = NULL;
 }
 
-/* Free a slot whatever the writer is doing with it: the writer's own swaps then fail. */
+/* Free a slot, not an open one, whatever the writer is doing with it: its own swaps then fail. */
 static void free_slot(struct pe_ring *ring, uint64_t slot) {
-  atomic_store_explicit(pe_control_word(ring->control, slot), pe_word(0, PE_SLOT_FREE),
-                        memory_order_release);
+  _Atomic uint64_t *word = pe_control_word(ring->control, slot);
+  uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+  while (!pe_word_move(word, seen, pe_word(0, PE_SLOT_FREE)))
+    seen = atomic_load_explicit(word, memory_order_acquire);
   ring->free_slots[ring->free_count++] = slot;
 }
 
@@ -193,9 +195,11 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
   const uint64_t index = pe_ring_index(ring, lane, segment);
   atomic_store_explicit(&entry->place, PE_PLACE_NONE, memory_order_release);
   atomic_store_explicit(&entry->segment_plus_one, segment + 1, memory_order_release);
-  atomic_store_explicit(pe_control_word(control, slot),
-                        pe_word(segment * control->lanes + lane, PE_SLOT_OPEN),
-                        memory_order_release);
+  const uint64_t key = segment * control->lanes + lane;
+  const bool moved = pe_word_move(pe_control_word(control, slot), pe_word(0, PE_SLOT_FREE),
+                                  pe_word(key, PE_SLOT_OPEN));
+  assert(moved);
+  (void)moved;
   atomic_store_explicit(&entry->place, slot + 1, memory_order_release);
   ring->images[index] = start;
   ring->is_file[index] = false;
