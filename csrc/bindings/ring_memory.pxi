@@ -34,7 +34,7 @@ cdef class RingMemory:
     cdef uint64_t _lanes
     cdef uint64_t _capacity
     cdef int _appends  # append fields that callers give: all but the start field
-    cdef object _hold_owners
+    cdef list _hold_views
     cdef object __weakref__
 
     def __cinit__(self, arena, int arena_fd, int seal_event, bytes header_image, tuple names,
@@ -51,7 +51,7 @@ cdef class RingMemory:
         self._names = names
         self._formats = formats
         self._defaults = defaults
-        self._hold_owners = []
+        self._hold_views = []
         self._mutables = <pe_mutable_field *>calloc(len(mutables) + 1, sizeof(pe_mutable_field))
         self._ends = <uint32_t *>calloc(len(end_fields) + 1, sizeof(uint32_t))
         if self._mutables == NULL or self._ends == NULL:
@@ -97,6 +97,7 @@ cdef class RingMemory:
             self._open = False
             pe_ring_free(&self._ring)
             PyBuffer_Release(&self._arena)
+            self._hold_views = []
 
     def disarm(self):
         """In a forked child: the arena is not mapped here, nothing may touch it again."""

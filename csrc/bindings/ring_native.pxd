@@ -52,7 +52,7 @@ cdef extern from "ring.h" nogil:
         const pe_field_record *fields
         const pe_mutable_field *mutables
         const uint32_t *end_fields
-        uint64_t file_count, free_count, lost_updates
+        uint64_t file_count, lost_updates
         pe_atomic retired_files
         pe_pcg64 rng
         pthread_mutex_t draw
@@ -68,7 +68,7 @@ cdef extern from "ring.h" nogil:
     pe_status pe_ring_append(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                              uint64_t steps, const pe_source *sources, const pe_source *mutables,
                              const uint8_t *mask, uint64_t *done, pe_fault *fault)
-    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead)
+    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead, pe_fault *fault)
     void pe_ring_break(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count)
     void pe_ring_assign(pe_ring *ring, uint32_t field, const pe_items *items,
                         const uint8_t *values, uint64_t value_step)
@@ -87,4 +87,3 @@ cdef extern from "ring.h" nogil:
                              const pe_file *file)
     pe_status pe_ring_open_segment(pe_ring *ring, uint64_t lane, uint64_t segment, uint8_t **image,
                                    pe_fault *fault)
-    void pe_ring_collect(pe_ring *ring)

@@ -127,8 +127,10 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               uint64_t *done, struct pe_fault *fault);
 
 /* Give one more free slot memory unless `ahead` have it, off the append path. PE_OK: one was given,
- * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
-enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
+ * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, for good, PE_NO_MEMORY: none can
+ * be had now; fault.got holds errno. */
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead,
+                                     struct pe_fault *fault);
 
 /* Mark the end of a sequence in `lane_count` lanes from `lane_begin`: the next row of each does not
  * continue its last. Exclusive lock held. */
@@ -181,9 +183,6 @@ void pe_ring_map_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
                          const uint8_t *image, const struct pe_file *file);
 enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
                                     uint8_t **image, struct pe_fault *fault);
-
-/* Free aged-out slots that no pending snapshot holds any more. Exclusive lock held. */
-void pe_ring_collect(struct pe_ring *ring);
 
 /* Let go of a segment whose last row left the window; false while a pending snapshot needs it in
  * memory. A persisted one that a snapshot needs lives on as its file. Exclusive lock held. */

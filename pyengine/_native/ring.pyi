@@ -50,7 +50,6 @@ class RingCore:
 
     seed_state: tuple[int, int]
     lost_updates: int
-    free_slots: int
     mapped_segments: int
     def __init__(
         self,
@@ -81,11 +80,16 @@ class RingCore:
         """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
     def add_exact(self, fields: dict[str, Any], mask: Any) -> int:
         """Append one step given exactly. 1 done, 0 look closer (nothing was done), -1 no slot."""
-    def reserve_ahead(self, ahead: int) -> bool | None: ...
+    def reserve_ahead(self, ahead: int) -> bool | None:
+        """Give one more free slot memory: True. False: enough have it for now. None: all, for good.
+
+        NoMemory where none can be had now; None after a close too.
+        """
     def break_lanes(self, lane_begin: int, lane_count: int) -> None: ...
-    def collect(self) -> None: ...
-    def hold(self, words: Buffer, offset: int, sequence: int) -> None: ...
-    def drop_holds(self) -> None: ...
+    def hold(self, words: Buffer, offset: int, sequence: int) -> None:
+        """Inside `locked`: register a pending snapshot; `words` stays taken until `drop_holds`."""
+    def drop_holds(self) -> None:
+        """Forget all pending snapshots; also where this thread is inside `locked`."""
     def take_retired(self) -> int: ...
     def gather(
         self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False

@@ -99,7 +99,6 @@ def test_a_lock_after_the_close_is_refused():
         lambda: core.gather(np.zeros(1, np.int64), [None] * 4, True),
         lambda: core.refs_at(np.zeros(1, np.int64), np.zeros(1, np.int64)),
         lambda: core.break_lanes(0, 1),
-        core.collect,
     ):
         with pytest.raises(ClosedError):
             call()
@@ -181,18 +180,21 @@ def test_breaks_and_columns_are_of_one_instant_while_rows_leave():
         assert all(seen)
 
 
+class Owner:
+    """An engine without snapshots."""
+
+    def poll(self):
+        pass
+
+    def cancel_holding(self, reason):
+        return 0
+
+    def committing(self):
+        return ()
+
+
 def test_holds_are_dropped_under_the_lock():
     """The words of a snapshot may be unmapped as soon as `unbind` has returned."""
-
-    class Owner:
-        def poll(self):
-            pass
-
-        def cancel_holding(self, reason):
-            return 0
-
-        def committing(self):
-            return ()
 
     with ReplayBuffer(FIELDS, 16) as ring:
         ring.extend(**rows(1, steps=16))
@@ -207,6 +209,47 @@ def test_holds_are_dropped_under_the_lock():
                 thread.join(0.1)
                 assert thread.is_alive()
             thread.join()
+        ring.extend(**rows(2, steps=100))
+        assert len(ring) == 16
+
+
+def test_the_words_of_a_hold_stay_mapped_until_it_is_dropped():
+    """An engine whose end failed half-way may have closed them."""
+    with ReplayBuffer(FIELDS, 16) as ring:
+        ring.extend(**rows(1, steps=16))
+        owner = Owner()
+        ring.bind(owner, "replay")
+        with Arena.create(4096, "words") as arena:
+            mapping = arena.mapping
+            Words(mapping, 0, 1).store(0, pack_word(1, SnapshotState.COMMITTED))
+            with ring.freeze():
+                ring.cut(mapping, 0, 1)
+        assert not mapping.closed
+        ring.extend(**rows(2, steps=100))
+        ring.unbind(owner)
+        mapping.close()
+        ring.extend(**rows(3, steps=100))
+        assert len(ring) == 16
+
+
+def test_a_closed_ring_lets_go_of_the_words():
+    with Arena.create(4096, "words") as arena, ReplayBuffer(FIELDS, 16) as ring:
+        mapping = arena.mapping
+        with ring.freeze():
+            ring.cut(mapping, 0, 1)
+        ring.close()
+        mapping.close()
+
+
+def test_who_froze_a_ring_may_end_its_engine_s_interest():
+    with Arena.create(4096, "words") as arena, ReplayBuffer(FIELDS, 16) as ring:
+        ring.extend(**rows(1, steps=16))
+        owner = Owner()
+        ring.bind(owner, "replay")
+        Words(arena.mapping, 0, 1).store(0, pack_word(1, SnapshotState.PENDING))
+        with ring.freeze():
+            ring.cut(arena.mapping, 0, 1)
+            ring.unbind(owner)
         ring.extend(**rows(2, steps=100))
         assert len(ring) == 16
 
