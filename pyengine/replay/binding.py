@@ -18,18 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine._native.ring import exchange
-from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError, SharedMemoryError
-from pyengine.events import logger
+from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError
 from pyengine.format.buffer_header import BufferHeader, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
+from pyengine.replay.demand import add_demand, check_demand, drop_demand
 from pyengine.replay.install import check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import plan_ring
 from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
-from pyengine.shm.headroom import headroom
 
 if TYPE_CHECKING:
     from pyengine._native.control import RingControl
@@ -147,16 +146,23 @@ class RingBinding:
     def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
         """Let an engine persist this ring under `label`. RingInUseError for a second engine.
 
-        Compares the whole ring with the shared memory that is left: a warning that names the row at
-        which it will end, or SharedMemoryError with `strict`.
+        Compares what all tracked rings of this process have still to take with the shared memory
+        that is left: a warning that names the row at which it will end, or SharedMemoryError with
+        `strict`.
         """
         self._check_usable()
         if self._owner is not None and self._owner is not owner:
             raise RingInUseError(
                 f"the ring {label!r} is already tracked by another engine; one ring has one engine"
             )
-        if self._storage is None:
-            self._check_headroom(label, strict)
+        if self._owner is None:
+            # First, so that of two rings bound at once each counts the other.
+            add_demand(self)
+            try:
+                check_demand(self, label, strict=strict)
+            except BaseException:
+                drop_demand(self)
+                raise
         self._owner = owner
         self._label = label
         self.set_line(line)
@@ -165,6 +171,7 @@ class RingBinding:
         """End the engine's interest; pending snapshots no longer hold the ring."""
         if self._owner is owner:
             self._owner = None
+            drop_demand(self)
             if self._storage is not None:
                 self._storage.core.drop_holds()
 
@@ -296,18 +303,21 @@ class RingBinding:
         if former is not None:
             former.close()
 
-    def _check_headroom(self, label: str, strict: bool) -> None:
-        free, needed = headroom(), self._plan.arena_bytes
-        if needed <= free:
-            return
-        row = max(0, free * self.capacity // needed)
-        message = (
-            f"{label}: the whole ring takes {needed >> 20} MiB of shared memory, {free >> 20} MiB "
-            f"are free: memory will end at about row {row} of {self.capacity}"
-        )
-        if strict:
-            raise SharedMemoryError(message, needed_bytes=needed, free_bytes=free)
-        logger.warning("%s", message)
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of shared memory that the ring takes when it is full."""
+        return self._plan.arena_bytes
+
+    def untaken_bytes(self) -> int:
+        """Return how many of them it has not taken yet; 0 for a closed or forked ring."""
+        if self._is_closed or self._is_forked:
+            return 0
+        storage = self._storage
+        try:
+            taken = 0 if storage is None else storage.arena.taken_bytes
+        except ClosedError:  # meanwhile
+            return 0
+        return max(0, self.whole_bytes - taken)
 
 
 def _pcg64_state(seed: int | None) -> tuple[int, int]:

@@ -90,6 +90,11 @@ class Arena:
         return f"{status.st_dev}:{status.st_ino}"
 
     @property
+    def taken_bytes(self) -> int:
+        """Bytes of the region that have memory by now."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    @property
     def mapping(self) -> Mapping:
         """The whole mapping: the buffer for control blocks and atomic words."""
         return self._check()
