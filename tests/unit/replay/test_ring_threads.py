@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -27,14 +26,20 @@ def rows(number, steps=None):
     return {"a": np.full((*shape, 64), number), "b": np.full(shape, number)}
 
 
-def run_beside(works, meanwhile):
-    """Call each of `works` again and again in threads of its own, until one raises; return what."""
+def run_beside(works, meanwhile, *, to_the_end=False, called=None):
+    """Call each of `works` again and again in threads of its own; return what they raised.
+
+    Until `meanwhile` has returned, or `to_the_end`: until each has raised. `called` is released
+    after every call.
+    """
     stop, raised = threading.Event(), []
 
     def go_on(work):
         try:
             while not stop.is_set():
                 work()
+                if called is not None:
+                    called.release()
         except BaseException as error:
             raised.append(error)
 
@@ -44,7 +49,8 @@ def run_beside(works, meanwhile):
     try:
         meanwhile()
     finally:
-        stop.set()
+        if not to_the_end:
+            stop.set()
         for thread in threads:
             thread.join()
     return raised
@@ -76,12 +82,14 @@ def test_a_close_waits_for_calls_of_other_threads_and_they_are_told(turn):
     ring.extend(**rows(1, steps=600))
     works = [*works_on(ring).values()]
 
-    def close():
-        time.sleep(0.002 * turn)
-        ring.close()
-        time.sleep(0.02)
+    called = threading.Semaphore(0)
 
-    raised = run_beside(works, close)
+    def close():
+        for _ in range(20 * turn):
+            called.acquire()
+        ring.close()
+
+    raised = run_beside(works, close, to_the_end=True, called=called)
     assert [type(error) for error in raised] == [ClosedError] * len(works)
     with pytest.raises(ClosedError):
         ring.sample(1)
