@@ -91,7 +91,13 @@ class RingReading(RingBinding):
         return self._outputs.batch(values, refs, out, device)
 
     def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
-        """Return the rows of `refs` (int64, as in `batch.indices`); UnknownRefError outside."""
+        """Return the rows of `refs` (int64 of any shape, taken flat, as in `batch.indices`).
+
+        Each field has shape (len(refs), *shape), all of one instant; `out` and `device` as for
+        `sample`. Raises UnknownRefError for a ref outside the window; DamageError naming path and
+        offset, or OSError, where a mapped block is bad; RowError for an unfit `out`. What `out`
+        holds after an error is undefined.
+        """
         wanted = as_refs("refs", refs)
         values = self._gather(wanted, tuple(self.schema), out)
         return self._outputs.batch(values, wanted, out, device)
@@ -99,7 +105,8 @@ class RingReading(RingBinding):
     def gather_at(self, positions: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows at `positions` (lane * rows per lane + row id modulo rows per lane).
 
-        UnknownRefError (ref -1) where no valid row is.
+        Otherwise as `gather`; `indices` are the refs found. A position without a valid row (see
+        `refs_at`) is ref -1, which raises UnknownRefError.
         """
         wanted = as_refs("positions", positions)
         refs = np.empty(len(wanted), np.int64)
@@ -110,7 +117,11 @@ class RingReading(RingBinding):
         return self.gather(refs)
 
     def refs(self) -> Refs:
-        """Return the refs of all valid rows, oldest row id first."""
+        """Return the refs of all valid rows, oldest row id first: int64 of shape (rows,).
+
+        Lane after lane is looked at: with others adding meanwhile, each lane's is of its own
+        instant, and rows may have left the window by the time they are gathered.
+        """
         lanes = self.num_envs
         parts = [
             np.arange(tail, total, dtype=np.int64) * lanes + lane
@@ -119,7 +130,10 @@ class RingReading(RingBinding):
         return np.sort(np.concatenate(parts))
 
     def refs_at(self, positions: Any) -> Refs:
-        """Return the refs at `positions`, -1 where no valid row is."""
+        """Return the refs at `positions`, -1 where no valid row is: int64, (len(positions),).
+
+        All of one instant; FieldDtypeError for positions that are no integers.
+        """
         wanted = as_refs("positions", positions)
         found = np.full(len(wanted), -1, np.int64)
         self._look(lambda storage: storage.core.refs_at(wanted, found))
