@@ -1,13 +1,15 @@
 # Reading rows and changing mutable fields: draws, gathers, updates by ref.
 
 from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
+    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
     pe_ring_refs_at, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -46,6 +48,75 @@ cdef class RingRead(RingAppend):
     def gather(self, int64_t[::1] refs, list outputs, bint draw=False):
         """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked."""
         self._gather(refs, outputs, NULL, draw, False)
+
+    def gather_exact(self, refs, dict outputs, kind, bint draw):
+        """Gather into a flat dict of arrays that have exactly the schema's shapes and dtypes.
+
+        False: something needs a closer look, and nothing was done. `kind` is the type of array.
+        """
+        cdef Py_buffer views[STACK_FIELDS]
+        cdef uint8_t *targets[STACK_FIELDS]
+        cdef int held = 0, given = 0, i, fields = <int>self._ring.field_count
+        cdef int total = self._appends + <int>self._ring.mutable_count
+        cdef uint64_t rows
+        cdef int64_t *first
+        cdef PyObject *item
+        cdef pe_status status
+        cdef pe_fault fault
+        # One view more for the refs, one target more for the start field.
+        if self._dead or not self._open or total + 1 > STACK_FIELDS or type(refs) is not kind:
+            return False
+        try:
+            if not _take(refs, &views[0]):
+                return False
+            held = 1
+            if views[0].ndim != 1 or not _is_char(&views[0], b'l') or (draw and views[0].readonly):
+                return False
+            first, rows = <int64_t *>views[0].buf, <uint64_t>views[0].shape[0]
+            targets[self._appends] = NULL
+            for i in range(total):
+                targets[i if i < self._appends else i + 1] = NULL
+                item = PyDict_GetItem(outputs, self._names[i])
+                if item == NULL:
+                    continue
+                given += 1
+                value = <object>item
+                if type(value) is not kind or not _take(value, &views[held]):
+                    return False
+                held += 1
+                if views[held - 1].readonly or not self._holds(&views[held - 1], i, rows):
+                    return False
+                targets[i if i < self._appends else i + 1] = <uint8_t *>views[held - 1].buf
+            if given != len(outputs) or rows == 0:
+                return False
+            with nogil:
+                status = pe_ring_lock_shared(&self._ring)
+                if status == PE_OK:
+                    if draw:
+                        pthread_mutex_lock(&self._ring.draw)
+                        status = pe_ring_draw(&self._ring, rows, first)
+                        pthread_mutex_unlock(&self._ring.draw)
+                    if status == PE_OK:
+                        status = pe_ring_gather(&self._ring, first, rows, targets,
+                                                targets + fields, &fault)
+                    pe_ring_unlock(&self._ring)
+            if status == PE_CLOSED:
+                return False
+            _report(status, &fault)
+            return True
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+
+    cdef bint _holds(self, const Py_buffer *view, int field, uint64_t rows) noexcept:
+        """Whether a buffer has the shape (rows, *shape) of a field, and its dtype."""
+        if field < self._appends:
+            return view.ndim == <int>self._ring.fields[field].dimensions + 1 and self._fits(
+                view, field, rows)
+        # The shapes of mutable fields are not known here: scalars are nearly all of them.
+        return (view.ndim == 1 and self._is_format(view, field)
+                and <uint64_t>view.shape[0] == rows
+                and <uint64_t>view.len == rows * self._mutables[field - self._appends].row_bytes)
 
     def gather_at(self, int64_t[::1] positions, int64_t[::1] refs, list outputs, bint compact):
         """Fill `refs` (-1: no valid row) and the outputs, all of one instant.

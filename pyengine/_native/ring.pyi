@@ -94,6 +94,10 @@ class RingCore:
     def gather(
         self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
     ) -> None: ...
+    def gather_exact(
+        self, refs: NDArray[np.int64], outputs: dict[str, Any], kind: type, draw: bool
+    ) -> bool:
+        """Gather into a flat dict of exact arrays. False: look closer (nothing was done)."""
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,

@@ -30,6 +30,8 @@ class Places:
 
     def spread(self, value: NDArray[Any]) -> NDArray[Any]:
         """Return one value for each item, or one for all, contiguous; ValueError as NumPy's."""
+        if value.shape in ((*self.shape, *self.item_shape), self.item_shape):
+            return np.ascontiguousarray(value)  # nearly always; broadcasting takes 5 us
         extra = value.ndim - len(self.shape) - len(self.item_shape)
         if extra > 0 and value.shape[:extra] == (1,) * extra:
             value = value.reshape(value.shape[extra:])
