@@ -27,13 +27,9 @@ class RingControl:
     rows_per_lane: int
     segment_rows: int
     slot_count: int
-    slot_bytes: int
-    slots_offset: int
-    mutable_offset: int
     mutable_bytes: int
     arena_bytes: int
     table_length: int
-    blocks_per_segment: int
     line: int
     """The line that new segments are written under."""
 

@@ -211,9 +211,15 @@ def _with_lines(path: str) -> frozenset[int]:
     return frozenset(node.lineno for node in ast.walk(tree) if isinstance(node, ast.With))
 
 
-def interrupted_at(place: int, call: Any, *, event: str = "line") -> tuple[bool, Any]:
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(
+    place: int, call: Any, *, event: str = "line", act: Callable[[], None] = _interrupt
+) -> tuple[bool, Any]:
     """Call `call` and raise KeyboardInterrupt before the n-th line (or, with `event`, the n-th
-    "opcode") of ours that this thread runs.
+    "opcode") of ours that this thread runs; `act` does something else there.
 
     The way out of a `with` block is passed over: between its last statement and the call of
     `__exit__` the interpreter looks at no signal, but a trace function would be heard.
@@ -240,12 +246,13 @@ def interrupted_at(place: int, call: Any, *, event: str = "line") -> tuple[bool,
             left -= 1
             if left == 0:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                act()
         return trace
 
     sys.settrace(trace)
     try:
-        return False, call()
+        result = call()
+        return left <= 0, result
     except KeyboardInterrupt:
         return True, None
     finally:

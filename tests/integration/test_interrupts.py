@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from processes import interrupted_at, leftovers
@@ -148,3 +149,37 @@ def test_an_assignment_interrupted_at_any_line_leaves_no_lock(tmp_path: Path) ->
         assert line > 5
         assert column[0] == 0.5
         engine.snapshot(1).wait(60)
+
+
+def test_a_handler_closes_the_engine_at_any_line_of_an_assignment(tmp_path: Path) -> None:
+    for line in itertools.count(1, 5):
+        training = Training()
+        engine = pyengine.SnapshotEngine(tmp_path / f"run{line}")
+        training.track(engine)
+        engine.restore()
+        training.insert(0)
+        column = training.ring.column("priority")
+        closed = []
+
+        def close(*_: object, engine: Any = engine, closed: list[int] = closed) -> None:
+            engine.snapshot(2)  # a wish, in a handler
+            engine.close(timeout=30)
+            closed.append(1)
+
+        before = signal.signal(signal.SIGUSR1, close)
+        try:
+            place = interrupted_at(
+                line,
+                lambda column=column: column.__setitem__(slice(0, 4), 0.5),
+                act=lambda: signal.raise_signal(signal.SIGUSR1),
+            )
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            engine.close()
+        assert closed == [1] * place[0]
+        assert column[0] == 0.5
+        training.insert(1)
+        training.ring.close()
+        if not place[0]:
+            break
+    assert line > 20
