@@ -22,6 +22,9 @@ SLOT_WAIT_SECONDS = 5.0
 COMMIT_WAIT_SECONDS = 60.0
 """How long `add` then waits for a snapshot that is being committed, which cannot be cancelled."""
 
+COMMIT_LOCK_SECONDS = 60.0
+"""How long a trainer waits for its own writer, or another process, to let the commit lock go."""
+
 STAGING_WAIT_SECONDS = 30.0
 """How long `snapshot()` waits for a staging slot."""
 

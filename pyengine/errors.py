@@ -25,6 +25,7 @@
     ├── SnapshotError
     │   ├── SnapshotBusyError       no staging slot became free in time
     │   ├── SnapshotCancelledError  given up so that training could go on
+    │   ├── SnapshotPrunedError     committed, and removed since as keep_last says
     │   ├── SnapshotFailedError     the writer could not make it durable
     │   ├── NoSpaceError            ... because the file system is full
     │   └── WriterDiedError         the writer process died and could not be replaced
@@ -211,6 +212,10 @@ class SnapshotBusyError(SnapshotError, TimeoutError):
 
 class SnapshotCancelledError(SnapshotError):
     """The snapshot was given up so that training could go on."""
+
+
+class SnapshotPrunedError(SnapshotError):
+    """It was committed, and removed since: newer ones have taken its place, as `keep_last` says."""
 
 
 class SnapshotFailedError(SnapshotError):

@@ -50,14 +50,20 @@ class _Task(Generic[T]):
         return self._result[0]
 
 
-def run_whole(function: Callable[[], T], stop: threading.Event | None = None) -> T:
+def run_whole(
+    function: Callable[[], T],
+    stop: threading.Event | None = None,
+    *,
+    even_if_interrupted: bool = False,
+) -> T:
     """Call `function` where no signal handler can interrupt it; return or raise as it does.
 
     An exception that a handler raises meanwhile comes after the call has ended, and instead of its
-    result: what the call made must be reachable otherwise. `function` must end by itself, soon;
-    where it waits for something, `stop` is set by the first such exception. Where no thread can be
-    started (the interpreter is shutting down, or there are too many) it is called here, with this
-    thread's signals blocked.
+    result: what the call made must be reachable otherwise. One that comes before the call has begun
+    prevents it, except with `even_if_interrupted`, for what lets go. `function` must end by itself,
+    soon; where it waits for something, `stop` is set by the first such exception. Where no thread
+    can be started (the interpreter is shutting down, or there are too many) it is called here, with
+    this thread's signals blocked.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
@@ -73,6 +79,9 @@ def run_whole(function: Callable[[], T], stop: threading.Event | None = None) ->
             raise
         # It had not begun, and never will over there.
         if not (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
+            if even_if_interrupted:
+                with _signals_blocked():
+                    function()
             raise
     else:
         return task.result()

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pyengine import config, errors
 from pyengine.catalog import scan
@@ -111,7 +111,7 @@ class SnapshotEngine:
             self._session = session
         except BaseException:
             self._session = None
-            run_whole(session.abandon)
+            run_whole(session.abandon, even_if_interrupted=True)
             raise
 
     def track(self, **objects: Any) -> SnapshotEngine:
@@ -264,7 +264,7 @@ class SnapshotEngine:
                 self._look_after_writer()
             failed += session.drain(timeout)
         finally:
-            run_whole(lambda: self._let_go(session))
+            run_whole(lambda: self._let_go(session), even_if_interrupted=True)
         raised = [*(failed if self._on_error == "raise" else []), *others][:1]
         for error in (*failed, *others):
             if error not in raised:
@@ -292,6 +292,9 @@ class SnapshotEngine:
             for ring in self._tracked.rings.values():
                 steps.callback(ring.unbind, self._owner)
             steps.callback(atexit.unregister, self._exit_hook)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an engine cannot be copied or pickled: it owns a run directory")
 
     def __enter__(self) -> SnapshotEngine:
         self._live()

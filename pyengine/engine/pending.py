@@ -92,6 +92,7 @@ class PendingSnapshot:
 
         Raises the snapshot's error (SnapshotFailedError, NoSpaceError, SnapshotCancelledError, ...)
         and TimeoutError after `timeout` seconds; it stays pending then and may be waited for again.
+        SnapshotPrunedError where it was durable and `keep_last` newer ones have replaced it since.
         SnapshotError or NestedCallError for a wish where no tick can come meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -111,7 +112,14 @@ class PendingSnapshot:
         if self._error is not None:
             raise self._error
         if self._info is None:
-            self._info = self._watch.read_info(self.name)
+            try:
+                self._info = self._watch.read_info(self.name)
+            except FileNotFoundError as error:
+                raise errors.SnapshotPrunedError(
+                    f"snapshot {self.name} was committed, and newer ones have taken its place "
+                    "since: wait for it sooner, or raise keep_last",
+                    sequence=self.sequence,
+                ) from error
         return self._info
 
     def _check_may_wait_for_tick(self) -> None:
@@ -128,6 +136,8 @@ class PendingSnapshot:
         if entry is None or self._state.is_terminal:
             return
         sequence, state = entry.snapshot
+        if self._entry is not entry:
+            return  # another thread was faster, and the entry may speak of another snapshot by now
         if sequence != self.sequence:
             # Never to be seen: whoever claims an entry records the fate of its former snapshot.
             state = SnapshotState.FAILED

@@ -14,7 +14,7 @@ changed: the engine refuses to go on until a restore succeeds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -24,12 +24,14 @@ from pyengine.capture.coverage import nonfinite_parameters
 from pyengine.catalog import markers
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.catalog.lines import open_line
+from pyengine.catalog.lines import Line, open_line
 from pyengine.catalog.snapshot_files import read_files
+from pyengine.config import COMMIT_LOCK_SECONDS
+from pyengine.engine.critical import run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
 from pyengine.engine.tracked import Tracked
-from pyengine.errors import ComponentMismatchError
+from pyengine.errors import ComponentMismatchError, StateMismatchError
 from pyengine.events import logger
 from pyengine.format.manifest import ComponentRecord
 
@@ -68,7 +70,7 @@ class _Work:
 def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
     """Open the first line of a run, or a new one beside those that are there."""
     rows = _present_rows(tracked)
-    line = open_line(session.run_dir, session.claim.generation, parent=None, start_rows=rows)
+    line = _open_line(session, None, rows)
     _begin_line(session, tracked.rings.values(), line.id, None)
     return RestoreReport(None, line.text, run_dir=session.run_dir)
 
@@ -87,10 +89,8 @@ def restore_snapshot(
     generation = session.claim.generation
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
-    line = open_line(session.run_dir, generation, parent=info, start_rows=start_rows)
-    with commit_lock(session.run_dir, generation) as held:
-        for ring in work.rings.values():
-            ring.adopt(held, line.id)
+    line = _open_line(session, info, start_rows)
+    run_whole(lambda: _adopt_files(session, work, line))
     with ExitStack() as prepared:
         goes_on = any(component.kind == "environment" for component in work.components(tracked))
         for ring in work.rings.values():
@@ -115,6 +115,23 @@ def restore_snapshot(
     )
 
 
+def _open_line(
+    session: Session, parent: SnapshotInfo | None, start_rows: Mapping[str, Sequence[int]]
+) -> Line:
+    """Open a line under the commit lock, where no interrupt can leave the lock held."""
+    generation = session.claim.generation
+    return run_whole(
+        lambda: open_line(session.run_dir, generation, parent=parent, start_rows=start_rows)
+    )
+
+
+def _adopt_files(session: Session, work: _Work, line: Line) -> None:
+    generation = session.claim.generation
+    with commit_lock(session.run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+        for ring in work.rings.values():
+            ring.adopt(held, line.id)
+
+
 def _present_rows(tracked: Tracked) -> dict[str, list[int]]:
     """Return the next row id of every lane of the rings that hold rows."""
     return {
@@ -134,6 +151,17 @@ def _begin_line(
         ring.set_line(line)
 
 
+def _check_kind(name: str, kind: str, record: ComponentRecord) -> None:
+    if record.kind != kind:
+        raise StateMismatchError(
+            f"{name!r} is a {kind} in this script and a {record.kind} in the snapshot: track it "
+            "under another name, or restore with the object that it was saved from",
+            component=name,
+            expected=kind,
+            got=record.kind,
+        )
+
+
 def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
     saved = {record.name: record for record in info.components if record.status == "saved"}
     _compare_names(tracked, info, saved, options.allow)
@@ -144,6 +172,7 @@ def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _
     for component in tracked.in_order():
         record = saved.get(component.name)
         if record is not None:
+            _check_kind(component.name, component.kind, record)
             decoded = component.decode({path: files[path] for path in record.files})
             work.notes += component.check(decoded)
             work.decoded[component.name] = decoded
@@ -151,6 +180,7 @@ def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _
             work.reports.append(ComponentReport(record.name, record.kind, "restored", size))
     for name, ring in tracked.rings.items():
         if name in saved:
+            _check_kind(name, "ring", saved[name])
             skips = options.replay == "skip"
             work.rings[name] = RingSkip(name, ring) if skips else read_ring(name, ring, info, files)
     work.reports += _absent(tracked, info, saved)

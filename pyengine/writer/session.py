@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.errors import ClosedError, PyengineError, SharedMemoryError
+from pyengine.errors import ClosedError, PyengineError, SharedMemoryError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.shm.arena import Arena
@@ -60,6 +60,7 @@ class Session:
         self._warned: set[str] = set()
         self._untaken: dict[tuple[str, Any], tuple[Message, list[int]]] = {}
         self._retry_at = 0.0
+        self._refused: dict[str, str] = {}
 
     def take(self, message: Message, fds: list[int]) -> None:
         """Take in a message that hands something over; others are ignored here.
@@ -97,6 +98,8 @@ class Session:
             return
         except (PyengineError, ValueError, KeyError) as error:
             self.warn(f"{key[0]} {key[1]} could not be taken over: {error}")
+            if key[0] == "ring":
+                self._refused[str(key[1])] = str(error)
         close_all(fds)
         self.no_longer(warning)
 
@@ -132,6 +135,16 @@ class Session:
         if staging is None or staging.version != place.arena_version:
             return None
         return SnapshotDescriptor.unpack(bytes(staging.arena.view(place.offset, place.length)))
+
+    def has_rings(self, descriptor: SnapshotDescriptor) -> bool:
+        """Whether every ring of a snapshot has arrived; a new writer is given them one by one.
+
+        Raises SnapshotFailedError for one that could not be taken over and never will be.
+        """
+        for cut in descriptor.rings:
+            if cut.name in self._refused:
+                raise SnapshotFailedError(f"ring {cut.name}: {self._refused[cut.name]}")
+        return all(cut.name in self.rings for cut in descriptor.rings)
 
     def take_back(self) -> None:
         """Undo what a dead writer had begun: WRITING goes back to STAGED.

@@ -134,3 +134,17 @@ def test_a_signal_handler_is_recognised_from_deep_inside(usr1: Any, form: str) -
     signal.raise_signal(signal.SIGUSR1)
     assert handlers.seen == [True]
     assert not is_in_signal_handler()
+
+
+@pytest.mark.parametrize("must", [False, True])
+def test_what_lets_go_runs_even_where_an_interrupt_comes_before_it_began(
+    monkeypatch: pytest.MonkeyPatch, must: bool
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(lambda: done.append(1), even_if_interrupted=must)
+    assert done == [1] * must

@@ -169,3 +169,38 @@ def test_waiting_for_a_pending_snapshot_of_a_closed_engine_raises(control: Engin
     pending.detach()
     with pytest.raises(errors.ClosedError):
         pending.wait(1)
+
+
+def test_a_thread_that_looked_late_does_not_undo_what_another_has_seen(
+    control: EngineControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    look = Entry.snapshot.fget
+    assert look is not None
+
+    def look_while_another_thread_settles(one: Entry) -> tuple[int, SnapshotState]:
+        monkeypatch.setattr(Entry, "snapshot", property(look))
+        commit(entry)
+        assert pending.state == SnapshotState.COMMITTED
+        assert entry.move_staging(7, StagingState.STAGING, StagingState.FREE)
+        assert entry.claim(9)
+        entry.begin(9)
+        return look(one)
+
+    monkeypatch.setattr(Entry, "snapshot", property(look_while_another_thread_settles))
+    assert pending.state == SnapshotState.COMMITTED
+    assert pending.error is None
+
+
+def test_waiting_for_a_snapshot_that_was_pruned_says_so(control: EngineControl) -> None:
+    class PrunedWatch(Watch):
+        def read_info(self, name: str) -> Any:
+            raise FileNotFoundError(name)
+
+    entry = control.entries[0]
+    pending = begin(PrunedWatch(), entry)
+    commit(entry)
+    with pytest.raises(errors.SnapshotPrunedError, match="keep_last"):
+        pending.wait(5)
+    assert pending.state == SnapshotState.COMMITTED
