@@ -22,6 +22,9 @@ SLOT_WAIT_SECONDS = 5.0
 COMMIT_WAIT_SECONDS = 60.0
 """How long `add` then waits for a snapshot that is being committed, which cannot be cancelled."""
 
+COMMIT_LOCK_SECONDS = 60.0
+"""How long a trainer waits for its own writer, or another process, to let the commit lock go."""
+
 STAGING_WAIT_SECONDS = 30.0
 """How long `snapshot()` waits for a staging slot."""
 
@@ -32,7 +35,8 @@ CLOSE_WAIT_SECONDS = 120.0
 """How long `close()` waits for pending snapshots, unless told otherwise."""
 
 WRITER_START_SECONDS = 30.0
-"""How long the trainer waits for a writer process to say hello."""
+"""After how long a writer that is not up is worth a warning; how long it waits itself for the
+trainer's first message, and for a predecessor's lock."""
 
 TERMINATE_GRACE_SECONDS = 30.0
 """How long a writer that got SIGTERM may take to finish what is staged and sealed."""

@@ -4,6 +4,7 @@
     ├── ConfigError                 a setting or argument that cannot work (also ValueError)
     ├── ForkedProcessError          an object was used in a forked child of the process that made it
     ├── ClosedError                 the object was closed
+    ├── NestedCallError             an engine was asked for something from within its own call
     ├── SchemaError                 a schema that cannot be laid out (also ValueError)
     ├── RowError                    rows that do not fit the schema; the ring is unchanged
     │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
@@ -25,11 +26,11 @@
     ├── SnapshotError
     │   ├── SnapshotBusyError       no staging slot became free in time
     │   ├── SnapshotCancelledError  given up so that training could go on
+    │   ├── SnapshotPrunedError     committed, and removed since as keep_last says
     │   ├── SnapshotFailedError     the writer could not make it durable
     │   ├── NoSpaceError            ... because the file system is full
     │   └── WriterDiedError         the writer process died and could not be replaced
     └── RestoreError
-        ├── NothingRestorableError  snapshots exist and none can be restored
         ├── ComponentMismatchError  saved and tracked components differ
         ├── StateMismatchError      a component's saved state does not fit the live object
         ├── ModelMismatchError      a library's model is not the one that the run was made with
@@ -71,6 +72,11 @@ class ForkedProcessError(PyengineError):
 
 class ClosedError(PyengineError):
     """The object was closed and can no longer be used."""
+
+
+class NestedCallError(PyengineError):
+    """An engine's method was called where it would wait for ever: in an object's own method or
+    function for its state, which a `tick`, `snapshot` or `restore` of that engine is calling."""
 
 
 class SchemaError(PyengineError, ValueError):
@@ -215,6 +221,10 @@ class SnapshotCancelledError(SnapshotError):
     """The snapshot was given up so that training could go on."""
 
 
+class SnapshotPrunedError(SnapshotError):
+    """It was committed, and removed since: newer ones have taken its place, as `keep_last` says."""
+
+
 class SnapshotFailedError(SnapshotError):
     """The writer could not make the snapshot durable; the cause is in the text."""
 
@@ -241,10 +251,6 @@ class WriterDiedError(SnapshotError):
 
 class RestoreError(PyengineError):
     """A restore that did not happen; live objects are unchanged unless the text says otherwise."""
-
-
-class NothingRestorableError(RestoreError):
-    """Snapshots exist and none of them can be restored."""
 
 
 class ComponentMismatchError(RestoreError):

@@ -5,9 +5,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from control_block cimport (
-    PE_PLACE_FILE, PE_PLACE_NONE, atomic_compare_exchange_strong_explicit,
-    atomic_fetch_add_explicit, atomic_load_explicit, atomic_store_explicit, memory_order_acq_rel,
-    memory_order_acquire, memory_order_release, pe_atomic, pe_atomic32, pe_control_find,
+    PE_PLACE_FILE, PE_PLACE_NONE, PE_RING_MAGIC, PE_RING_VERSION,
+    atomic_compare_exchange_strong_explicit, atomic_fetch_add_explicit, atomic_load_explicit,
+    atomic_store_explicit, memory_order_acq_rel, memory_order_acquire, memory_order_release, pe_atomic, pe_atomic32, pe_control_find,
     pe_control_is_sound, pe_control_lane, pe_control_plan, pe_control_slot_file,
     pe_control_slot_offset, pe_control_verified, pe_control_word, pe_file, pe_lane,
     pe_ring_control, pe_verified_tag, pe_word, pe_word_state, pe_word_tag,
@@ -63,9 +63,6 @@ cdef class Words:
     def compare_exchange(self, Py_ssize_t index, uint64_t expected, uint64_t desired):
         return atomic_compare_exchange_strong_explicit(
             self._at(index), &expected, desired, memory_order_acq_rel, memory_order_acquire)
-
-    def fetch_add(self, Py_ssize_t index, uint64_t amount):
-        return atomic_fetch_add_explicit(self._at(index), amount, memory_order_acq_rel)
 
 
 cdef tuple _file_tuple(const pe_file *file):
@@ -151,18 +148,6 @@ cdef class RingControl:
         return self._live().slot_count
 
     @property
-    def slot_bytes(self):
-        return self._live().slot_bytes
-
-    @property
-    def slots_offset(self):
-        return self._live().slots_offset
-
-    @property
-    def mutable_offset(self):
-        return self._live().mutable_offset
-
-    @property
     def mutable_bytes(self):
         return self._live().mutable_bytes
 
@@ -173,10 +158,6 @@ cdef class RingControl:
     @property
     def table_length(self):
         return self._live().table_length
-
-    @property
-    def blocks_per_segment(self):
-        return self._live().blocks_per_segment
 
     @property
     def line(self):
@@ -271,8 +252,8 @@ cdef int _fill(pe_ring_control *plan, uint32_t lanes, uint64_t rows_per_lane,
                uint64_t segment_rows, uint64_t slot_count, uint64_t slot_bytes,
                uint64_t blocks_per_segment, uint64_t mutable_bytes) except -1:
     memset(plan, 0, sizeof(pe_ring_control))
-    memcpy(plan.magic, b"PERINGCB", 8)
-    plan.version = 1
+    memcpy(plan.magic, PE_RING_MAGIC, sizeof(plan.magic))
+    plan.version = PE_RING_VERSION
     plan.lanes = lanes
     plan.rows_per_lane = rows_per_lane
     plan.segment_rows = segment_rows

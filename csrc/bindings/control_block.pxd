@@ -5,6 +5,8 @@ from libc.stdint cimport uint32_t, uint64_t
 cdef extern from "control.h" nogil:
     ctypedef uint64_t pe_atomic "_Atomic uint64_t"
     ctypedef uint32_t pe_atomic32 "_Atomic uint32_t"
+    const char *PE_RING_MAGIC
+    const uint32_t PE_RING_VERSION
     const uint64_t PE_PLACE_NONE
     const uint64_t PE_PLACE_FILE
     struct pe_lane:

@@ -16,6 +16,7 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef extern from "pages.h" nogil:
     void pe_pages_ask(void *pages, size_t bytes)
+    int pe_pages_reserve(int fd, long offset, long bytes)
 
 # Linux 5.14; absent from older headers.
 cdef int POPULATE_READ = 22
@@ -114,6 +115,14 @@ cdef class Mapping:
         if offset > self._bytes or length > self._bytes - offset:
             raise ValueError(f"[{offset}, {offset + length}) leaves a mapping of {self._bytes} bytes")
         return 0
+
+
+def reserve(int fd, long offset, long length):
+    cdef int error
+    with nogil:
+        error = pe_pages_reserve(fd, offset, length)
+    if error != 0:
+        raise OSError(error, os.strerror(error))
 
 
 cdef Mapping _map(int fd, size_t size, int protection):

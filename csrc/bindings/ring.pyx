@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 
 from control_block cimport atomic_exchange_explicit, memory_order_acq_rel, pe_atomic, pe_file
 from ring_native cimport (
-    PE_CLOSED, PE_NO_SLOT, PE_OK, pe_fault, pe_hash_bind, pe_hash_function, pe_ring_collect,
+    PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_fault, pe_hash_bind, pe_hash_function,
     pe_ring_drop_holds, pe_ring_hold, pe_ring_lock, pe_ring_map_segment, pe_ring_open_segment,
     pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_status,
 )
@@ -24,63 +24,55 @@ cdef class RingCore(RingRead):
     """What a ring does, a chapter a class; this one: slots, holds and restore."""
 
     @property
-    def free_slots(self):
-        return self._ring.free_count
-
-    @property
     def mapped_segments(self):
         return self._ring.file_count
 
     def reserve_ahead(self, uint64_t ahead):
-        """True: one more slot has memory. False: enough have it for now. None: nothing to do."""
         cdef pe_status status
+        cdef pe_fault fault
         if self._dead or not self._open:
             return None
         with nogil:
-            status = pe_ring_reserve_ahead(&self._ring, ahead)
-        if status == PE_OK:
-            return True
-        return False if status == PE_NO_SLOT else None
-
-    def collect(self):
-        cdef pe_status status
-        self._check()
-        with nogil:
-            status = pe_ring_lock(&self._ring)
-            if status == PE_OK:
-                pe_ring_collect(&self._ring)
-                pe_ring_unlock(&self._ring)
-        _report(status, NULL)
+            status = pe_ring_reserve_ahead(&self._ring, ahead, &fault)
+        if status == PE_EMPTY or status == PE_CLOSED:
+            return None
+        _report(status, &fault)
+        return status == PE_OK
 
     def hold(self, words, size_t offset, uint64_t sequence):
         cdef Py_buffer view
         self._check()
+        # Taken until the holds are dropped or the ring is closed, so that the words stay mapped
+        # while C may look at them: whoever closes the mapping meanwhile is told that it is in use.
+        for held in self._hold_views:
+            if held.obj is words:
+                break
+        else:
+            self._hold_views.append(memoryview(words))
         PyObject_GetBuffer(words, &view, PyBUF_WRITABLE)
         try:
             if offset % 8 or offset + 8 > <size_t>view.len:
                 raise ValueError("the word leaves the buffer")
             if not pe_ring_hold(&self._ring, <pe_atomic *>(<uint8_t *>view.buf + offset), sequence):
                 raise RuntimeError("too many pending snapshots hold the ring")
-            # The words must stay mapped while C may look at them.
-            if words not in self._hold_owners:
-                self._hold_owners.append(words)
         finally:
             PyBuffer_Release(&view)
 
     def drop_holds(self):
         cdef pe_status status
+        cdef list none = [], former
         if self._dead or not self._open:
             return
         with nogil:
             status = pe_ring_lock(&self._ring)
-            if status == PE_OK:
-                pe_ring_drop_holds(&self._ring)
         if status == PE_CLOSED:
             return
-        _report(status, NULL)
-        # Under the lock still: a hold that begins now keeps its own words.
-        self._hold_owners = []
-        pe_ring_unlock(&self._ring)
+        # Busy: this thread has frozen the ring, which keeps off the others as well.
+        pe_ring_drop_holds(&self._ring)
+        # Under the lock still: a hold that begins later keeps its own words.
+        former, self._hold_views = self._hold_views, none
+        if status == PE_OK:
+            pe_ring_unlock(&self._ring)
 
     def take_retired(self):
         """Mapped files that left the window since the last call."""

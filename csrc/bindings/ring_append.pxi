@@ -21,6 +21,32 @@ cdef enum:
     STACK_FIELDS = 32
 
 
+cdef bint _take(value, Py_buffer *view) except -1:
+    """Take a contiguous buffer; False for one that is not, or that has no format."""
+    try:
+        PyObject_GetBuffer(value, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+    except (BufferError, ValueError):
+        return False
+    return True
+
+
+cdef bint _is_char(const Py_buffer *view, char expected) noexcept:
+    """Whether a buffer's items have the format that NumPy writes as one character."""
+    cdef const char *form = view.format
+    if form == NULL:
+        return False
+    if form[0] in (b'<', b'=', b'@'):
+        form += 1
+    if form[0] == 0 or form[1] != 0:
+        return False
+    # int64 is 'l' for NumPy on Linux and 'q' elsewhere.
+    if form[0] == b'q':
+        return expected == b'l'
+    if form[0] == b'Q':
+        return expected == b'L'
+    return form[0] == expected
+
+
 cdef class RingAppend(RingMemory):
     def append(self, list values, uint64_t lane_begin, uint64_t lane_count, uint64_t steps,
                uint64_t done, mask):
@@ -111,9 +137,7 @@ cdef class RingAppend(RingMemory):
                 value = <object>item
                 if not PyObject_CheckBuffer(value):
                     return 0
-                try:
-                    PyObject_GetBuffer(value, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-                except (BufferError, ValueError):
+                if not _take(value, &views[held]):
                     return 0
                 held += 1
                 if i < self._appends:
@@ -135,9 +159,7 @@ cdef class RingAppend(RingMemory):
             if mask is not None:
                 if not PyObject_CheckBuffer(mask):
                     return 0
-                try:
-                    PyObject_GetBuffer(mask, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-                except (BufferError, ValueError):
+                if not _take(mask, &views[held]):
                     return 0
                 held += 1
                 if (views[held - 1].ndim != 1 or <uint64_t>views[held - 1].len != lanes
@@ -164,20 +186,7 @@ cdef class RingAppend(RingMemory):
                 PyBuffer_Release(&views[i])
 
     cdef bint _is_format(self, const Py_buffer *view, int field) noexcept:
-        cdef const char *form = view.format
-        cdef char expected = PyBytes_AS_STRING(self._formats)[field]
-        if form == NULL:
-            return False
-        if form[0] in (b'<', b'=', b'@'):
-            form += 1
-        if form[0] == 0 or form[1] != 0:
-            return False
-        # int64 is 'l' for NumPy on Linux and 'q' elsewhere.
-        if form[0] == b'q':
-            return expected == b'l'
-        if form[0] == b'Q':
-            return expected == b'L'
-        return form[0] == expected
+        return _is_char(view, PyBytes_AS_STRING(self._formats)[field])
 
     cdef bint _fits(self, const Py_buffer *view, int field, uint64_t lanes) noexcept:
         cdef const pe_field_record *record = &self._ring.fields[field]
@@ -195,7 +204,9 @@ cdef class RingAppend(RingMemory):
                 return False
         return True
 
-    def break_lane(self, uint64_t lane):
+    def break_lanes(self, uint64_t lane_begin, uint64_t lane_count):
+        if lane_begin > self._lanes or lane_count > self._lanes - lane_begin:
+            raise IndexError(f"lanes {lane_begin} to {lane_begin + lane_count} of {self._lanes}")
         self._lock()
-        pe_ring_break(&self._ring, lane)
+        pe_ring_break(&self._ring, lane_begin, lane_count)
         pe_ring_unlock(&self._ring)

@@ -32,8 +32,9 @@ cdef class RingMemory:
     cdef pe_mutable_field *_mutables
     cdef uint32_t *_ends
     cdef uint64_t _lanes
+    cdef uint64_t _capacity
     cdef int _appends  # append fields that callers give: all but the start field
-    cdef object _hold_owners
+    cdef list _hold_views
     cdef object __weakref__
 
     def __cinit__(self, arena, int arena_fd, int seal_event, bytes header_image, tuple names,
@@ -50,7 +51,7 @@ cdef class RingMemory:
         self._names = names
         self._formats = formats
         self._defaults = defaults
-        self._hold_owners = []
+        self._hold_views = []
         self._mutables = <pe_mutable_field *>calloc(len(mutables) + 1, sizeof(pe_mutable_field))
         self._ends = <uint32_t *>calloc(len(end_fields) + 1, sizeof(uint32_t))
         if self._mutables == NULL or self._ends == NULL:
@@ -73,6 +74,7 @@ cdef class RingMemory:
         self._ring.end_count = <uint32_t>len(end_fields)
         self._appends = <int>self._ring.field_count - 1
         self._lanes = self._ring.control.lanes
+        self._capacity = self._lanes * self._ring.control.rows_per_lane
         if pe_ring_open(&self._ring) != PE_OK:
             raise MemoryError
 
@@ -95,6 +97,7 @@ cdef class RingMemory:
             self._open = False
             pe_ring_free(&self._ring)
             PyBuffer_Release(&self._arena)
+            self._hold_views = []
 
     def disarm(self):
         """In a forked child: the arena is not mapped here, nothing may touch it again."""
@@ -117,19 +120,26 @@ cdef class RingMemory:
     def locked(self):
         return Locked.__new__(Locked, self)
 
-    def call_locked(self, function):
-        self._lock()
-        try:
-            function()
-        finally:
-            pe_ring_unlock(&self._ring)
-
     cdef int _lock_shared(self) except -1:
         cdef pe_status status
         self._check()
         with nogil:
             status = pe_ring_lock_shared(&self._ring)
         return _report(status, NULL)
+
+
+def exchange(owner, str name, RingMemory memory, former, value):
+    cdef bint locked = memory is not None
+    if locked:
+        memory._lock()
+    try:
+        if getattr(owner, name) is not former:
+            return False
+        setattr(owner, name, value)
+        return True
+    finally:
+        if locked:
+            pe_ring_unlock(&memory._ring)
 
 
 cdef class Locked:

@@ -33,6 +33,10 @@ cdef extern from "ring.h" nogil:
     struct pe_source:
         const uint8_t *data
         uint64_t step_bytes, lane_bytes
+    struct pe_items:
+        const int64_t *places
+        int64_t first, step
+        uint64_t count, item_bytes
     struct pe_mutable_field:
         uint64_t row_bytes, offset
     struct pthread_mutex_t:
@@ -48,7 +52,7 @@ cdef extern from "ring.h" nogil:
         const pe_field_record *fields
         const pe_mutable_field *mutables
         const uint32_t *end_fields
-        uint64_t file_count, free_count, lost_updates
+        uint64_t file_count, lost_updates
         pe_atomic retired_files
         pe_pcg64 rng
         pthread_mutex_t draw
@@ -64,8 +68,10 @@ cdef extern from "ring.h" nogil:
     pe_status pe_ring_append(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                              uint64_t steps, const pe_source *sources, const pe_source *mutables,
                              const uint8_t *mask, uint64_t *done, pe_fault *fault)
-    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead)
-    void pe_ring_break(pe_ring *ring, uint64_t lane)
+    pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead, pe_fault *fault)
+    void pe_ring_break(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count)
+    void pe_ring_assign(pe_ring *ring, uint32_t field, const pe_items *items,
+                        const uint8_t *values, uint64_t value_step)
     bint pe_ring_hold(pe_ring *ring, pe_atomic *word, uint64_t sequence)
     void pe_ring_drop_holds(pe_ring *ring)
     pe_status pe_ring_update(pe_ring *ring, const int64_t *refs, uint64_t count,
@@ -81,4 +87,3 @@ cdef extern from "ring.h" nogil:
                              const pe_file *file)
     pe_status pe_ring_open_segment(pe_ring *ring, uint64_t lane, uint64_t segment, uint8_t **image,
                                    pe_fault *fault)
-    void pe_ring_collect(pe_ring *ring)

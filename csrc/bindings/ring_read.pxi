@@ -1,13 +1,15 @@
 # Reading rows and changing mutable fields: draws, gathers, updates by ref.
 
 from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_OK, pe_fault, pe_pcg64, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
+    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
     pe_ring_refs_at, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -46,6 +48,75 @@ cdef class RingRead(RingAppend):
     def gather(self, int64_t[::1] refs, list outputs, bint draw=False):
         """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked."""
         self._gather(refs, outputs, NULL, draw, False)
+
+    def gather_exact(self, refs, dict outputs, kind, bint draw):
+        """Gather into a flat dict of arrays that have exactly the schema's shapes and dtypes.
+
+        False: something needs a closer look, and nothing was done. `kind` is the type of array.
+        """
+        cdef Py_buffer views[STACK_FIELDS]
+        cdef uint8_t *targets[STACK_FIELDS]
+        cdef int held = 0, given = 0, i, fields = <int>self._ring.field_count
+        cdef int total = self._appends + <int>self._ring.mutable_count
+        cdef uint64_t rows
+        cdef int64_t *first
+        cdef PyObject *item
+        cdef pe_status status
+        cdef pe_fault fault
+        # One view more for the refs, one target more for the start field.
+        if self._dead or not self._open or total + 1 > STACK_FIELDS or type(refs) is not kind:
+            return False
+        try:
+            if not _take(refs, &views[0]):
+                return False
+            held = 1
+            if views[0].ndim != 1 or not _is_char(&views[0], b'l') or (draw and views[0].readonly):
+                return False
+            first, rows = <int64_t *>views[0].buf, <uint64_t>views[0].shape[0]
+            targets[self._appends] = NULL
+            for i in range(total):
+                targets[i if i < self._appends else i + 1] = NULL
+                item = PyDict_GetItem(outputs, self._names[i])
+                if item == NULL:
+                    continue
+                given += 1
+                value = <object>item
+                if type(value) is not kind or not _take(value, &views[held]):
+                    return False
+                held += 1
+                if views[held - 1].readonly or not self._holds(&views[held - 1], i, rows):
+                    return False
+                targets[i if i < self._appends else i + 1] = <uint8_t *>views[held - 1].buf
+            if given != len(outputs) or rows == 0:
+                return False
+            with nogil:
+                status = pe_ring_lock_shared(&self._ring)
+                if status == PE_OK:
+                    if draw:
+                        pthread_mutex_lock(&self._ring.draw)
+                        status = pe_ring_draw(&self._ring, rows, first)
+                        pthread_mutex_unlock(&self._ring.draw)
+                    if status == PE_OK:
+                        status = pe_ring_gather(&self._ring, first, rows, targets,
+                                                targets + fields, &fault)
+                    pe_ring_unlock(&self._ring)
+            if status == PE_CLOSED:
+                return False
+            _report(status, &fault)
+            return True
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+
+    cdef bint _holds(self, const Py_buffer *view, int field, uint64_t rows) noexcept:
+        """Whether a buffer has the shape (rows, *shape) of a field, and its dtype."""
+        if field < self._appends:
+            return view.ndim == <int>self._ring.fields[field].dimensions + 1 and self._fits(
+                view, field, rows)
+        # The shapes of mutable fields are not known here: scalars are nearly all of them.
+        return (view.ndim == 1 and self._is_format(view, field)
+                and <uint64_t>view.shape[0] == rows
+                and <uint64_t>view.len == rows * self._mutables[field - self._appends].row_bytes)
 
     def gather_at(self, int64_t[::1] positions, int64_t[::1] refs, list outputs, bint compact):
         """Fill `refs` (-1: no valid row) and the outputs, all of one instant.
@@ -170,3 +241,42 @@ cdef class RingRead(RingAppend):
                 PyBuffer_Release(&views[i])
             free(views)
             free(sources)
+
+    def assign(self, uint32_t field, uint64_t item_bytes, int64_t first, int64_t step,
+               uint64_t count, int64_t[::1] places, values):
+        """Overwrite items of one mutable field; `values` has one for each item or one for all."""
+        cdef pe_items items
+        cdef pe_status status
+        cdef Py_buffer view
+        cdef int64_t end
+        cdef uint64_t i
+        self._check()
+        if field >= self._ring.mutable_count or item_bytes == 0:
+            raise ValueError("no such field or items")
+        if places is not None and <uint64_t>places.shape[0] != count:
+            raise ValueError("one place for each item")
+        if count == 0:
+            return
+        end = <int64_t>(self._capacity * self._mutables[field].row_bytes // item_bytes)
+        items.places = NULL if places is None else &places[0]
+        items.first, items.step = first, step
+        items.count, items.item_bytes = count, item_bytes
+        if places is None:
+            if not 0 <= first < end or not 0 <= first + (count - 1) * <object>step < end:
+                raise ValueError("the items leave the field")
+        for i in range(count if places is not None else 0):
+            if not 0 <= places[i] < end:
+                raise ValueError("the items leave the field")
+        PyObject_GetBuffer(values, &view, PyBUF_C_CONTIGUOUS)
+        try:
+            if <uint64_t>view.len not in (item_bytes, item_bytes * count):
+                raise ValueError(f"{view.len} bytes do not fit {count} items")
+            with nogil:
+                status = pe_ring_lock(&self._ring)
+                if status == PE_OK:
+                    pe_ring_assign(&self._ring, field, &items, <const uint8_t *>view.buf,
+                                   item_bytes if <uint64_t>view.len != item_bytes else 0)
+                    pe_ring_unlock(&self._ring)
+            _report(status, NULL)
+        finally:
+            PyBuffer_Release(&view)

@@ -8,8 +8,10 @@ static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) 
   struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
   const uint64_t slot = atomic_load_explicit(&entry->place, memory_order_relaxed) - 1;
   const uint64_t key = segment * ring->control->lanes + lane;
-  atomic_store_explicit(pe_control_word(ring->control, slot), pe_word(key, PE_SLOT_SEALED),
-                        memory_order_release);
+  const bool moved = pe_word_move(pe_control_word(ring->control, slot), pe_word(key, PE_SLOT_OPEN),
+                                  pe_word(key, PE_SLOT_SEALED));
+  assert(moved);
+  (void)moved;
   if (ring->seal_event >= 0) {
     const uint64_t one = 1;
     /* A full counter is already a wake-up: EAGAIN loses nothing. */

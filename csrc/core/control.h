@@ -2,7 +2,8 @@
  * The control block of a ring, at the start of its arena, shared by trainer and writer.
  *
  * Ownership: lanes and the segment table are written by the trainer alone, slot files by the writer
- * alone, slot words by both through compare-and-swap. A slot file is valid while the slot's word
+ * alone, slot words by both through compare-and-swap. FREE and OPEN words are left by the trainer
+ * alone, so that its swaps from these cannot fail. A slot file is valid while the slot's word
  * says (key, PERSISTED); the trainer copies it into the table before it frees such a slot whose
  * file is still needed. Only the trainer frees slots, and never one that is OPEN.
  */
@@ -42,6 +43,12 @@ enum pe_snapshot_state {
 static inline uint64_t pe_word(uint64_t tag, uint64_t state) { return tag << 8 | state; }
 static inline uint64_t pe_word_tag(uint64_t word) { return word >> 8; }
 static inline uint64_t pe_word_state(uint64_t word) { return word & 0xff; }
+
+/* Swap a word if it still is `from`; whether it was. */
+static inline bool pe_word_move(_Atomic uint64_t *word, uint64_t from, uint64_t to) {
+  return atomic_compare_exchange_strong_explicit(word, &from, to, memory_order_acq_rel,
+                                                 memory_order_acquire);
+}
 
 struct pe_lane {
   _Atomic uint64_t total_count; /* published after the rows' bytes */

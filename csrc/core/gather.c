@@ -225,6 +225,22 @@ enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_
   return PE_OK;
 }
 
+void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                    const uint8_t *values, uint64_t value_step) {
+  uint8_t *start = ring->base + ring->mutables[field].offset;
+  const size_t bytes = (size_t)items->item_bytes;
+  if (items->places == NULL && items->step == 1 && value_step == bytes) {
+    /* The values may be a part of the field itself. */
+    memmove(start + (uint64_t)items->first * bytes, values, bytes * items->count);
+    return;
+  }
+  for (uint64_t i = 0; i < items->count; i++) {
+    const int64_t item =
+        items->places != NULL ? items->places[i] : items->first + (int64_t)i * items->step;
+    memcpy(start + (uint64_t)item * bytes, values + i * value_step, bytes);
+  }
+}
+
 void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
                      int64_t *refs) {
   const uint64_t lanes = ring->control->lanes;

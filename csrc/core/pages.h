@@ -1,7 +1,10 @@
-/* Asking the kernel for the pages of a mapped file before they are needed. */
+/* Asking the kernel for pages before they are needed: of shared memory, and of a mapped file. */
 #ifndef PE_PAGES_H
 #define PE_PAGES_H
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -17,6 +20,22 @@ static inline void pe_pages_ask(void *pages, size_t bytes) {
     const size_t rest = bytes - at;
     (void)madvise((uint8_t *)pages + at, rest < PE_ASK_BYTES ? rest : PE_ASK_BYTES, MADV_WILLNEED);
   }
+}
+
+/* Give a range of shared memory its pages; returns 0 or an errno. A kernel that is interrupted takes
+ * back what it has given so far (tmpfs of Linux up to 6.12 at least), so that an interval timer that is faster than
+ * the call would keep it from ever ending: signals wait until it is through. EINTR is left to what
+ * cannot be blocked, a debugger or the freezer. */
+static inline int pe_pages_reserve(int fd, off_t offset, off_t bytes) {
+  sigset_t all, before;
+  int error;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  do
+    error = posix_fallocate(fd, offset, bytes);
+  while (error == EINTR);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return error;
 }
 
 #endif

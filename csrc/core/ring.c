@@ -85,9 +85,10 @@ bool pe_ring_try_lock(struct pe_ring *ring) {
 
 void pe_ring_unlock(struct pe_ring *ring) { pthread_rwlock_unlock(&ring->lock); }
 
-void pe_ring_break(struct pe_ring *ring, uint64_t lane) {
-  atomic_store_explicit(&pe_control_lane(ring->control, lane)->break_pending, 1,
-                        memory_order_relaxed);
+void pe_ring_break(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count) {
+  for (uint64_t lane = lane_begin; lane < lane_begin + lane_count; lane++)
+    atomic_store_explicit(&pe_control_lane(ring->control, lane)->break_pending, 1,
+                          memory_order_relaxed);
 }
 
 void pe_ring_set_lane(struct pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t total_count,

@@ -127,11 +127,14 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               uint64_t *done, struct pe_fault *fault);
 
 /* Give one more free slot memory unless `ahead` have it, off the append path. PE_OK: one was given,
- * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, PE_NO_MEMORY: none can be had. */
-enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead);
+ * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, for good, PE_NO_MEMORY: none can
+ * be had now; fault.got holds errno. */
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead,
+                                     struct pe_fault *fault);
 
-/* Mark the end of a sequence: the lane's next row does not continue the last. Exclusive lock held. */
-void pe_ring_break(struct pe_ring *ring, uint64_t lane);
+/* Mark the end of a sequence in `lane_count` lanes from `lane_begin`: the next row of each does not
+ * continue its last. Exclusive lock held. */
+void pe_ring_break(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count);
 
 /* Register a pending snapshot with the lanes' present windows; false where all places are taken.
  * Exclusive lock held. */
@@ -146,6 +149,19 @@ void pe_ring_drop_holds(struct pe_ring *ring);
 enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,
                               const struct pe_source *values, uint64_t *lost,
                               struct pe_fault *fault);
+
+/* Overwrite items of `item_bytes` in one mutable field, counted flat from its start: item i, for i in
+ * [0, count), is places[i], or first + i * step where `places` is NULL, and gets what lies at values +
+ * i * value_step. The caller has checked that all of them are in the field. Exclusive lock held. */
+struct pe_items {
+  const int64_t *places;
+  int64_t first;
+  int64_t step;
+  uint64_t count;
+  uint64_t item_bytes;
+};
+void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                    const uint8_t *values, uint64_t value_step);
 
 /* Draw `count` refs, each valid row alike, with replacement. Draw mutex and shared lock held. */
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs);
@@ -167,9 +183,6 @@ void pe_ring_map_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
                          const uint8_t *image, const struct pe_file *file);
 enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
                                     uint8_t **image, struct pe_fault *fault);
-
-/* Free aged-out slots that no pending snapshot holds any more. Exclusive lock held. */
-void pe_ring_collect(struct pe_ring *ring);
 
 /* Let go of a segment whose last row left the window; false while a pending snapshot needs it in
  * memory. A persisted one that a snapshot needs lives on as its file. Exclusive lock held. */

@@ -1,9 +1,8 @@
 /* Where segments live: slots given memory, opened, released and freed; holds of pending snapshots. */
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "pages.h"
 #include "ring.h"
 
 static bool hold_is_active(const struct pe_hold *hold) {
@@ -44,10 +43,12 @@ void pe_ring_drop_holds(struct pe_ring *ring) {
   for (size_t i = 0; i < PE_MAX_HOLDS; i++) ring->holds[i].word = NULL;
 }
 
-/* Free a slot whatever the writer is doing with it: the writer's own swaps then fail. */
+/* Free a slot, not an open one, whatever the writer is doing with it: its own swaps then fail. */
 static void free_slot(struct pe_ring *ring, uint64_t slot) {
-  atomic_store_explicit(pe_control_word(ring->control, slot), pe_word(0, PE_SLOT_FREE),
-                        memory_order_release);
+  _Atomic uint64_t *word = pe_control_word(ring->control, slot);
+  uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+  while (!pe_word_move(word, seen, pe_word(0, PE_SLOT_FREE)))
+    seen = atomic_load_explicit(word, memory_order_acquire);
   ring->free_slots[ring->free_count++] = slot;
 }
 
@@ -83,7 +84,8 @@ bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segme
   return true;
 }
 
-void pe_ring_collect(struct pe_ring *ring) {
+/* Free aged-out slots that no pending snapshot holds any more. */
+static void collect_slots(struct pe_ring *ring) {
   struct pe_ring_control *control = ring->control;
   for (uint64_t slot = 0; slot < control->slot_count; slot++) {
     const uint64_t word = atomic_load_explicit(pe_control_word(control, slot), memory_order_acquire);
@@ -107,11 +109,7 @@ static bool entry_is_reusable(struct pe_ring *ring, uint64_t lane, uint64_t segm
 
 static int reserve_slot(struct pe_ring *ring, uint64_t slot) {
   const uint64_t offset = pe_control_slot_offset(ring->control, slot);
-  int error;
-  do
-    error = posix_fallocate(ring->arena_fd, (off_t)offset, (off_t)ring->control->slot_bytes);
-  while (error == EINTR);
-  return error;
+  return pe_pages_reserve(ring->arena_fd, (off_t)offset, (off_t)ring->control->slot_bytes);
 }
 
 /* Index in the free stack of the slot to use next, or -1: reserved ones first, newest first. */
@@ -129,7 +127,7 @@ static uint64_t take_free(struct pe_ring *ring, int64_t at) {
   return slot;
 }
 
-static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead) {
+static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead, struct pe_fault *fault) {
   uint64_t reserved = 0;
   bool all = true;
   enum pe_status status = pe_ring_lock(ring);
@@ -152,13 +150,15 @@ static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead) {
   ring->is_reserved[slot] = error == 0;
   ring->free_slots[ring->free_count++] = slot;
   pe_ring_unlock(ring);
+  fault->got = (uint64_t)error;
   return error == 0 ? PE_OK : PE_NO_MEMORY;
 }
 
-enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead) {
+enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead,
+                                     struct pe_fault *fault) {
   /* Arena and descriptor stay until this is let go: see pe_ring_close. */
   pthread_mutex_lock(&ring->reserving);
-  const enum pe_status status = reserve_one(ring, ahead);
+  const enum pe_status status = reserve_one(ring, ahead, fault);
   pthread_mutex_unlock(&ring->reserving);
   return status;
 }
@@ -167,7 +167,7 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
                                     uint8_t **image, struct pe_fault *fault) {
   struct pe_ring_control *control = ring->control;
   if (!entry_is_reusable(ring, lane, segment)) return PE_NO_SLOT;
-  if (ring->free_count == 0) pe_ring_collect(ring);
+  if (ring->free_count == 0) collect_slots(ring);
   int64_t at = choose_free(ring, true);
   if (at < 0) at = choose_free(ring, false);
   if (at < 0) return PE_NO_SLOT;
@@ -193,9 +193,11 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
   const uint64_t index = pe_ring_index(ring, lane, segment);
   atomic_store_explicit(&entry->place, PE_PLACE_NONE, memory_order_release);
   atomic_store_explicit(&entry->segment_plus_one, segment + 1, memory_order_release);
-  atomic_store_explicit(pe_control_word(control, slot),
-                        pe_word(segment * control->lanes + lane, PE_SLOT_OPEN),
-                        memory_order_release);
+  const uint64_t key = segment * control->lanes + lane;
+  const bool moved = pe_word_move(pe_control_word(control, slot), pe_word(0, PE_SLOT_FREE),
+                                  pe_word(key, PE_SLOT_OPEN));
+  assert(moved);
+  (void)moved;
   atomic_store_explicit(&entry->place, slot + 1, memory_order_release);
   ring->images[index] = start;
   ring->is_file[index] = false;

@@ -14,8 +14,6 @@ class Words:
         """Set a word (release)."""
     def compare_exchange(self, index: int, expected: int, desired: int) -> bool:
         """Set a word to `desired` if it is `expected`; whether it was."""
-    def fetch_add(self, index: int, amount: int) -> int:
-        """Add to a word; return what it was."""
     def release(self) -> None:
         """Let go of the buffer. A second call does nothing."""
 
@@ -29,13 +27,9 @@ class RingControl:
     rows_per_lane: int
     segment_rows: int
     slot_count: int
-    slot_bytes: int
-    slots_offset: int
-    mutable_offset: int
     mutable_bytes: int
     arena_bytes: int
     table_length: int
-    blocks_per_segment: int
     line: int
     """The line that new segments are written under."""
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,6 +30,15 @@ class NoMemory(Exception):
 
     error_number: int
 
+def exchange(
+    owner: object, name: str, memory: RingCore | None, former: object, value: object
+) -> bool:
+    """Set an attribute of a plain object from `former` to `value`; whether it was `former`.
+
+    One native call, in which no signal handler runs, and with every other call of `memory` held
+    off: ClosedError, RuntimeError as for any of them.
+    """
+
 class RingCore:
     """The trainer's side of a ring over its arena (csrc/core/ring.h); each call is one native call.
 
@@ -41,7 +50,6 @@ class RingCore:
 
     seed_state: tuple[int, int]
     lost_updates: int
-    free_slots: int
     mapped_segments: int
     def __init__(
         self,
@@ -60,8 +68,6 @@ class RingCore:
     def disarm(self) -> None: ...
     def locked(self) -> AbstractContextManager[None]:
         """Hold off every other call of any thread, where no signal handler can interrupt."""
-    def call_locked(self, function: Callable[[], object]) -> None:
-        """Call with every other call held off; whatever a signal handler raises, the lock goes."""
     def append(
         self,
         values: list[Any],
@@ -74,15 +80,24 @@ class RingCore:
         """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
     def add_exact(self, fields: dict[str, Any], mask: Any) -> int:
         """Append one step given exactly. 1 done, 0 look closer (nothing was done), -1 no slot."""
-    def reserve_ahead(self, ahead: int) -> bool | None: ...
-    def break_lane(self, lane: int) -> None: ...
-    def collect(self) -> None: ...
-    def hold(self, words: Buffer, offset: int, sequence: int) -> None: ...
-    def drop_holds(self) -> None: ...
+    def reserve_ahead(self, ahead: int) -> bool | None:
+        """Give one more free slot memory: True. False: enough have it for now. None: all, for good.
+
+        NoMemory where none can be had now; None after a close too.
+        """
+    def break_lanes(self, lane_begin: int, lane_count: int) -> None: ...
+    def hold(self, words: Buffer, offset: int, sequence: int) -> None:
+        """Inside `locked`: register a pending snapshot; `words` stays taken until `drop_holds`."""
+    def drop_holds(self) -> None:
+        """Forget all pending snapshots; also where this thread is inside `locked`."""
     def take_retired(self) -> int: ...
     def gather(
         self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
     ) -> None: ...
+    def gather_exact(
+        self, refs: NDArray[np.int64], outputs: dict[str, Any], kind: type, draw: bool
+    ) -> bool:
+        """Gather into a flat dict of exact arrays. False: look closer (nothing was done)."""
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,
@@ -99,6 +114,20 @@ class RingCore:
         """Overwrite mutable fields (None: stays) at refs; return how many had left the window.
 
         One value a mutable field: for each ref, or one for all of them.
+        """
+    def assign(
+        self,
+        field: int,
+        item_bytes: int,
+        first: int,
+        step: int,
+        count: int,
+        places: NDArray[np.int64] | None,
+        values: Any,
+    ) -> None:
+        """Overwrite items of a mutable field, counted flat from its start: one value each, or one.
+
+        The items are `places`, or first, first + step and so on.
         """
     def set_lane(self, lane: int, tail: int, total_count: int, break_pending: bool) -> None: ...
     def map_segment(

@@ -14,18 +14,15 @@ from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_
 from pyengine.capture.lazy_torch import is_torch_loaded
 from pyengine.capture.protocol import state_methods, type_name
 from pyengine.capture.rngs import rng_kind
-from pyengine.errors import ConfigError, UntrackableError
-from pyengine.format.names import is_component_name
+from pyengine.errors import UntrackableError
 
 
 def build_component(name: str, value: Any) -> Component:
     """Return the component for an object tracked as `name`.
 
-    Raises UntrackableError, whose text shows the form that works, for objects that cannot be
-    restored in place; ConfigError for a name that cannot be part of a file name.
+    The name becomes part of file names: `is_component_name` must hold. Raises UntrackableError,
+    whose text shows the form that works, for objects that cannot be restored in place.
     """
-    if not is_component_name(name):
-        raise ConfigError(f"{name!r} cannot name a tracked object: it becomes part of a file name")
     component = None
     if is_torch_loaded():
         from pyengine.capture.build_torch import build_torch_component

@@ -138,16 +138,11 @@ def claim_run(
     frozen; `stop` ends the wait early, as a timeout does. The claim is durable on return.
 
     Raises RunBusyError (a living owner, or a writer that still drains), RunDirectoryError (not a
-    directory that can be claimed), OSError.
+    directory that can be claimed, or another rank's), OSError.
     """
     path = os.path.realpath(run_dir)
-    rank = config.process_rank()
-    if rank > 0:
-        raise RunDirectoryError(
-            f"{path}: this is rank {rank} of a distributed job; only rank 0 may own a run",
-            path=path,
-        )
     _prepare(path)
+    _check_rank(path)
     _registry.enter(path)
     try:
         with _take_turn(path, wait_seconds, stop or threading.Event()) as lock:
@@ -179,7 +174,24 @@ def _prepare(run_dir: str) -> None:
     door.active.close(fd)
 
 
+def _check_rank(run_dir: str) -> None:
+    """Refuse a rank above 0 of a distributed job the directory of another rank, alive or not.
+
+    Ranks may train apart, each in a directory of its own; in a shared one the first to come would
+    shut out the others.
+    """
+    rank, newest = config.process_rank(), scan.claimed_generation(run_dir)
+    owner = read_party(run_dir, newest, "owner")
+    if rank > 0 and newest > 0 and owner.rank != rank:
+        raise RunDirectoryError(
+            f"{run_dir} is the run of rank {owner.rank}, and this is rank {rank} of a distributed "
+            "job: give each rank a directory of its own, or let rank 0 alone take snapshots",
+            path=run_dir,
+        )
+
+
 def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
+    _check_rank(run_dir)
     run_id = _run_id(run_dir)
     generation = scan.highest_generation(run_dir) + 1
     path = generation_path(run_dir, generation)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
-from pyengine.errors import DamageError, PyengineError, SnapshotFailedError
+from pyengine.errors import DamageError, NoSpaceError, PyengineError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.manifest import Manifest
-from pyengine.fs import door, durable
+from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
 
 
@@ -33,19 +33,21 @@ def publish_snapshot(
     keep_last: int,
     keep_best: str | None = None,
     visible: Callable[[SnapshotInfo], None] | None = None,
+    lines_in_use: Mapping[str, Collection[int]] | None = None,
 ) -> SnapshotInfo | None:
     """Commit the snapshot that lies, durable but for its manifest, in `staged_dir`.
 
     `staged_dir` is a temporary directory in `snapshots/`. `begin` makes the swap to COMMITTING once
     the lock is held and the generation is ours; where it returns False nothing was committed, None
     is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
-    durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention).
-    Pruning and `latest` only warn.
+    durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention). Pruning
+    and `latest` only warn. Pool files of other lines go, but for `lines_in_use` by ring.
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
-    listed file is missing), ConfigError (a manifest that could not be read back), OSError; after
-    an error past `begin` nothing of the snapshot is left under its name, and it can be staged anew.
+    listed file is missing), ConfigError (a manifest that could not be read back), NoSpaceError,
+    OSError; after an error past `begin` nothing of the snapshot is left under its name, and it can
+    be staged anew.
     """
     _check_staged(staged_dir, manifest)
     data = manifest.to_bytes()
@@ -59,7 +61,8 @@ def publish_snapshot(
             if visible is not None:
                 visible(info)
             _point_latest(held, manifest)
-            trash += _prune_or_warn(held, keep_last, keep_best, manifest.line)
+            rules = (keep_last, keep_best)
+            trash += _prune_or_warn(held, rules, manifest.line, lines_in_use)
     empty_trash(trash)
     return info
 
@@ -85,8 +88,8 @@ def _make_visible(
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
     final = os.path.join(snapshots, manifest.name)
     done = None
-    # One that cannot be read or made durable is moved aside and staged anew.
-    with contextlib.suppress(OSError):
+    # One that cannot be read or made durable goes to trash, and this one takes its name.
+    with contextlib.suppress(OSError, NoSpaceError):
         done = find_committed(held.run_dir, manifest.name)
     if done is not None:
         trash.append(held.trash(staged_dir))
@@ -100,7 +103,7 @@ def _make_visible(
     except BaseException as error:
         # Whatever became of it, it is not durable: out of the way, so that it can be staged anew.
         for path in (final, staged_dir):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, NoSpaceError):
                 trash.append(held.trash(path))
         _disown(held, final, manifest, error)
         raise
@@ -128,7 +131,7 @@ def find_committed(run_dir: str, name: str) -> SnapshotInfo | None:
 
     What a new writer asks about a snapshot that its predecessor was committing. Durable on return:
     the predecessor may have died between the manifest's rename and the fsync of its directory.
-    Raises OSError where that fsync fails.
+    Raises NoSpaceError or OSError where that fsync fails.
     """
     try:
         info = scan.read_snapshot(run_dir, name)
@@ -150,14 +153,19 @@ def _point_latest(held: CommitLock, manifest: Manifest) -> None:
         return
     try:
         held.replace_latest(manifest.name)
-    except OSError as error:
+    except (OSError, NoSpaceError) as error:
         logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
 
 
-def _prune_or_warn(held: CommitLock, keep_last: int, keep_best: str | None, line: str) -> list[str]:
+def _prune_or_warn(
+    held: CommitLock,
+    rules: tuple[int, str | None],
+    line: str,
+    lines_in_use: Mapping[str, Collection[int]] | None,
+) -> list[str]:
     try:
-        pool.remove_other_lines(held, line)
-        return prune(held, keep_last, keep_best)
+        pool.remove_other_lines(held, line, lines_in_use)
+        return prune(held, *rules)
     except (OSError, PyengineError) as error:
         logger.warning("%s: pruning failed and is left to the next commit: %s", held.run_dir, error)
         return []
@@ -228,10 +236,10 @@ def hold_snapshot(path: str) -> OfdLock | None:
 def make_staging_directory(run_dir: str, generation: int, name: str, attempt: int) -> str:
     """Make the temporary directory in which snapshot `name` is put together; return its path.
 
-    A stale one of the same attempt is moved aside with its contents deleted first.
+    A stale one of the same attempt is deleted first. Raises NoSpaceError, OSError.
     """
     text = names.temporary_name(generation, f"{name}-{attempt}")
     path = os.path.join(run_dir, names.SNAPSHOTS, text)
     durable.remove_tree(path)
-    door.active.mkdir(path)
+    durable.make_new_directory(path)
     return path

@@ -24,7 +24,7 @@ class CommitLock:
     """The held commit lock of a run, checked against `generation`. Made by `commit_lock`.
 
     Its methods may be used until the block ends; none of them fsyncs the directory, except where
-    it says so.
+    it says so. They raise NoSpaceError and OSError.
     """
 
     def __init__(self, run_dir: str, generation: int, lock: OfdLock) -> None:
@@ -39,7 +39,7 @@ class CommitLock:
     def rename(self, source: str, target: str) -> None:
         """Rename a file or directory of the run."""
         self._require()
-        door.active.rename(source, target)
+        durable.rename(source, target)
 
     def unlink(self, path: str) -> None:
         """Remove a file of the run; one that is gone is no error."""
@@ -60,7 +60,7 @@ class CommitLock:
         directory, name = os.path.split(path)
         unique = f"{name.removeprefix('.')}-{secrets.token_hex(4)}"
         target = os.path.join(directory, names.trash_name(self.generation, unique))
-        door.active.rename(path, target)
+        durable.rename(path, target)
         return target
 
     def replace_latest(self, snapshot: str) -> None:

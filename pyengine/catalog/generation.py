@@ -24,10 +24,11 @@ _RECORD_MAX_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who is on record in a generation file, and since when (ISO 8601, UTC)."""
+    """Who is on record in a generation file, since when (ISO 8601, UTC), and as which rank."""
 
     identity: ProcessIdentity | None
     since: str
+    rank: int = 0
 
 
 def reserve_writer_lock(run_dir: str, generation: int) -> OfdLock | None:
@@ -71,6 +72,7 @@ def append_party(path: str, role: str) -> None:
     record = {
         "role": role,
         **process.current().to_dict(),
+        "rank": config.process_rank(),
         "since": utc_timestamp(),
         "pyengine": __version__,
     }
@@ -100,7 +102,8 @@ def read_party(run_dir: str, generation: int, role: str) -> Party:
         try:
             record = json.loads(line)
             if record["role"] == role:
-                found = Party(ProcessIdentity.from_dict(record), str(record.get("since")))
+                identity = ProcessIdentity.from_dict(record)
+                found = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found

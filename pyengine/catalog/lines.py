@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
+from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import DamageError
 from pyengine.format import names
 from pyengine.format.document import Fields, parse_document
@@ -72,7 +73,7 @@ def open_line(
         "start_rows": line.start_rows,
         "opened_at": line.opened_at,
     }
-    with commit_lock(run_dir, generation):
+    with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS):
         durable.replace_file(
             os.path.join(run_dir, names.LINES),
             names.line_file_name(line.id),

@@ -11,8 +11,12 @@ from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.run import choose_snapshot
 from pyengine.catalog.snapshot_files import read_files
-from pyengine.errors import ComponentMismatchError, ConfigError
+from pyengine.errors import ComponentMismatchError, ConfigError, RunDirectoryError
+from pyengine.format import names
 from pyengine.format.manifest import ComponentRecord
+
+_ATTEMPTS = 5
+"""How often a snapshot is chosen while a writer prunes the ones that were."""
 
 
 def load(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:
@@ -31,12 +35,25 @@ def load(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dic
     """
     if isinstance(only, str):
         raise ConfigError(f"only= takes a list of names: only=[{only!r}]")
-    info = choose_snapshot(path)
-    with contextlib.ExitStack() as stack:
-        lock = hold_snapshot(info.path)
-        if lock is not None:
-            stack.enter_context(lock)
-        return _load(info, _wanted(info, only))
+    for attempt in range(1, _ATTEMPTS + 1):
+        info: SnapshotInfo | None = None
+        try:
+            info = choose_snapshot(path)
+            with contextlib.ExitStack() as stack:
+                lock = hold_snapshot(info.path)
+                if lock is not None:
+                    stack.enter_context(lock)
+                return _load(info, _wanted(info, only))
+        except (FileNotFoundError, RunDirectoryError):
+            # Pruned between two looks, or moved away before its successor was seen: look again.
+            was_pruned = info is not None and not os.path.exists(info.path)
+            if attempt == _ATTEMPTS or not (was_pruned or _is_run(path)):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _is_run(path: str | os.PathLike[str]) -> bool:
+    return os.path.isdir(os.path.join(os.path.realpath(path), names.SNAPSHOTS))
 
 
 def _load(info: SnapshotInfo, records: Iterable[ComponentRecord]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ table knows and no file name does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.info import SnapshotInfo
@@ -21,8 +22,8 @@ from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.fs import durable
 from pyengine.fs.beneath import check_size
 
-FileRecordTuple = tuple[int, int, int, int, int, int, int]
-"""(line, lane, first_row, row_count, sequence, checksum, file_bytes) of a pool file."""
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 def pool_directory(run_dir: str, ring: str) -> str:
@@ -134,10 +135,13 @@ def remove_pool_files(held: CommitLock, ring: str, file_names: Iterable[str]) ->
         held.unlink(os.path.join(directory, name))
 
 
-def remove_other_lines(held: CommitLock, line: str) -> int:
+def remove_other_lines(
+    held: CommitLock, line: str, in_use: Mapping[str, Collection[int]] | None = None
+) -> int:
     """Unlink the pool files of every recorded line but `line` (16 hex); return how many.
 
-    Snapshots keep their own links. Files of lines that are not on record stay.
+    Snapshots keep their own links. `in_use` names by ring further lines whose files stay: those of
+    a ring that a restore has left as it was. Files of lines that are not on record stay.
     """
     others = {int(text, 16) for text in read_lines(held.run_dir)} - {int(line, 16)}
     root = os.path.join(held.run_dir, names.SEGMENTS)
@@ -145,7 +149,7 @@ def remove_other_lines(held: CommitLock, line: str) -> int:
     for ring in _listed(root):
         for name in _listed(os.path.join(root, ring)):
             parsed = names.parse_pool_name(name) or names.parse_part_name(name)
-            if parsed is not None and parsed.line in others:
+            if parsed is not None and parsed.line in others - set((in_use or {}).get(ring, ())):
                 held.unlink(os.path.join(root, ring, name))
                 removed += 1
     return removed

@@ -2,10 +2,11 @@
 
 Only committed ancestors of the newest snapshot may go. Of the newest and its ancestors the last N
 stay, the one with the highest value of a metric where one is named, and whatever else happens: the
-newest that was verified by a restore, those that a reader has locked, and everything that is no
-ancestor, among it the newest of every line that was left behind. A line that was continued from its
-newest snapshot was not left behind: a run that is killed and resumed again and again keeps N
-snapshots, not one for every time.
+newest that was verified by a restore, and everything that is no ancestor, among it the newest of
+every line that was left behind. Those that a reader has locked are known, and spared, only where
+the others are moved away (catalog.commit). A line that was continued from its newest snapshot was
+not left behind: a run that is killed and resumed again and again keeps N snapshots, not one for
+every time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ def plan(
     keep_last: int,
     keep_best: str | None = None,
     lines: Mapping[str, Line],
-    locked: Collection[str] = (),
     verified: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the names of the snapshots to remove, oldest first.
@@ -38,7 +38,6 @@ def plan(
     history = _history(ordered[-1], ordered, lines)
     kept = {info.name for info in history[-max(1, keep_last) :]}
     kept.update([info.name for info in ordered if info.name in verified][-1:])
-    kept.update(locked)
     kept.update(_best(history, keep_best))
     return tuple(info.name for info in history if info.name not in kept)
 

@@ -11,11 +11,15 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_NO_THREAD = "new thread"
+"""In what `Thread.start` raises: "can't start new thread", "can't create new thread at interpreter
+shutdown" (Python 3.12 and later)."""
 
 
 class _Task(Generic[T]):
@@ -46,12 +50,20 @@ class _Task(Generic[T]):
         return self._result[0]
 
 
-def run_whole(function: Callable[[], T], stop: threading.Event | None = None) -> T:
+def run_whole(
+    function: Callable[[], T],
+    stop: threading.Event | None = None,
+    *,
+    even_if_interrupted: bool = False,
+) -> T:
     """Call `function` where no signal handler can interrupt it; return or raise as it does.
 
     An exception that a handler raises meanwhile comes after the call has ended, and instead of its
-    result: what the call made must be reachable otherwise. `function` must end by itself, soon;
-    where it waits for something, `stop` is set by the first such exception.
+    result: what the call made must be reachable otherwise. One that comes before the call has begun
+    prevents it, except with `even_if_interrupted`, for what lets go. `function` must end by itself,
+    soon; where it waits for something, `stop` is set by the first such exception. Where no thread
+    can be started (the interpreter is shutting down, or there are too many) it is called here, with
+    this thread's signals blocked.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
@@ -59,14 +71,31 @@ def run_whole(function: Callable[[], T], stop: threading.Event | None = None) ->
     try:
         threading.Thread(target=task.run, name="pyengine-whole", daemon=True).start()
         task.done.wait()
-    except BaseException:
-        if task.take():
-            raise  # it had not begun, and never will
-        if stop is not None:
-            stop.set()
-        _outwait(task.done)
-        raise
-    return task.result()
+    except BaseException as error:
+        if not task.take():
+            if stop is not None:
+                stop.set()
+            _outwait(task.done)
+            raise
+        # It had not begun, and never will over there.
+        if not (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
+            if even_if_interrupted:
+                with _signals_blocked():
+                    function()
+            raise
+    else:
+        return task.result()
+    with _signals_blocked():
+        return function()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _outwait(done: threading.Event) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pyengine import config, errors
 from pyengine.catalog import scan
@@ -44,8 +43,9 @@ class SnapshotEngine:
     only `snapshot` does); `budget` is the largest share of time that snapshots may cost (None: no
     limit), `keep_last` how many stay; with `keep_best` the one with the highest value of that
     metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
-    ("skip") or waits ("wait"). A snapshot that the writer could not make durable is
-    raised at the next call, or logged, by `on_error`. `fresh=True` begins anew in a directory that
+    ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
+    next call, or logged, by `on_error`; one that was given up so that training could go on is
+    logged, and an error only for who waits for it. `fresh=True` begins anew in a directory that
     holds snapshots; `strict=True` makes a ring that will not fit into memory an error at `track`;
     `track_rng=False` leaves the process's random generators out. `algorithm` and `notes` (plain
     JSON values) go into every manifest.
@@ -94,8 +94,6 @@ class SnapshotEngine:
         self._fresh = settings.check_flag("fresh", fresh)
         self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
         self._owner = RingOwner(self)
-        self._lock = threading.Lock()
-        self._inside: int | None = None
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
@@ -117,7 +115,7 @@ class SnapshotEngine:
             self._session = session
         except BaseException:
             self._session = None
-            run_whole(session.abandon)
+            run_whole(session.abandon, even_if_interrupted=True)
             raise
 
     def track(self, **objects: Any) -> SnapshotEngine:
@@ -125,9 +123,11 @@ class SnapshotEngine:
 
         Modules, optimizers, schedulers, scalers, generators, tensors and arrays, dicts, lists and
         dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
-        get_state/set_state or state_dict/load_state_dict. Returns the engine. Raises ConfigError
-        for a name in use, UntrackableError for an object that cannot be restored in place,
-        RingInUseError for a ring that another engine tracks; nothing was added then.
+        get_state/set_state or state_dict/load_state_dict: its `check_state(state)`, where it has
+        one, may raise to refuse a saved state before a restore changes anything. Returns the
+        engine. Raises ConfigError for a name in use, UntrackableError for an object that cannot be
+        restored in place, RingInUseError for a ring that another engine tracks; nothing was added
+        then.
         """
         session = self._live()
         components, rings = self._tracked.build(objects)
@@ -164,10 +164,10 @@ class SnapshotEngine:
         tracked objects. ConfigError for a step that is no integer from 0 to 2**63 - 1.
         """
         session = self._live()
-        if self._inside == threading.get_ident():
+        if session.is_this_threads_turn():
             return None
         step = settings.check_step(step)
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             return self._taker.tick(step, metrics)
 
@@ -181,9 +181,9 @@ class SnapshotEngine:
         session = self._live()
         step = settings.check_step(step)
         checked = check_metrics(settings.check_mapping("metrics", metrics))
-        if self._inside == threading.get_ident() or is_in_signal_handler():
+        if session.is_this_threads_turn() or is_in_signal_handler():
             return self._taker.wish()
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             return self._taker.snapshot(step, checked)
 
@@ -205,8 +205,9 @@ class SnapshotEngine:
         on either side.
 
         Nothing live changes before everything was read, verified and compared. Raises
-        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError: live
-        objects are unchanged then. An exception while they are being changed comes through as it
+        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError, and
+        NestedCallError within a tick or restore of the same thread: live objects are unchanged
+        then. An exception while they are being changed comes through as it
         is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
         """
         session = self._live()
@@ -216,7 +217,7 @@ class SnapshotEngine:
         allowed = settings.check_names("allow", allow)
         eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
         options = RestoreOptions(eager, replay, replay_last, allowed)
-        with self._turn():
+        with self._turn(session):
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
             info = None if self._fresh else scan.newest_restorable(session.run_dir)
@@ -224,7 +225,6 @@ class SnapshotEngine:
                 report = start_fresh(session, self._tracked)
             else:
                 report = self._restore(session, info, options)
-            session.link.await_ready(config.WRITER_START_SECONDS)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
             self._taker.start(max(0, report.next_step - 1), lazy_rings=lazy)
@@ -248,11 +248,14 @@ class SnapshotEngine:
         `final=step` takes one more snapshot first, whatever became of earlier ones. After `timeout`
         seconds a writer that is still at work is left to finish by itself, with a warning. Then
         raises the error of a snapshot that did not come about (see `on_error`), or what taking the
-        final one raised; the engine is closed nevertheless.
+        final one raised; the engine is closed nevertheless. NestedCallError, with nothing changed,
+        within a tick, snapshot or restore of the same thread.
         """
         session = self._session
         if session is None or self._owner_pid != os.getpid():
             return
+        if not is_in_signal_handler():
+            self._refuse_nested(session)
         timeout = settings.check_seconds("timeout", timeout, may_be_zero=True)
         final = None if final is None else settings.check_count("final", final, low=0)
         failed: list[errors.PyengineError] = []
@@ -265,7 +268,7 @@ class SnapshotEngine:
                 self._look_after_writer()
             failed += session.drain(timeout)
         finally:
-            run_whole(lambda: self._let_go(session))
+            run_whole(lambda: self._let_go(session), even_if_interrupted=True)
         raised = [*(failed if self._on_error == "raise" else []), *others][:1]
         for error in (*failed, *others):
             if error not in raised:
@@ -275,12 +278,12 @@ class SnapshotEngine:
 
     def _take_final(self, session: Session, step: int, failed: list[errors.PyengineError]) -> None:
         """Take the last snapshot; the errors of earlier ones are noted in `failed`."""
-        if self._inside == threading.get_ident() or is_in_signal_handler():
+        if session.is_this_threads_turn() or is_in_signal_handler():
             raise errors.SnapshotError(
                 f"no final snapshot of step {step}: the engine was closed in a signal handler, "
                 "where the learner may be in the middle of a step"
             )
-        with self._turn():
+        with self._turn(session):
             self._check_started(session)
             self._taker.snapshot(step, {}, failed)
 
@@ -293,6 +296,9 @@ class SnapshotEngine:
             for ring in self._tracked.rings.values():
                 steps.callback(ring.unbind, self._owner)
             steps.callback(atexit.unregister, self._exit_hook)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an engine cannot be copied or pickled: it owns a run directory")
 
     def __enter__(self) -> SnapshotEngine:
         self._live()
@@ -365,7 +371,6 @@ class SnapshotEngine:
             )
         if not session.is_line_open:
             start_fresh(session, self._tracked)
-            session.link.await_ready(config.WRITER_START_SECONDS)
 
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""
@@ -380,19 +385,20 @@ class SnapshotEngine:
         session = self._session
         return session.committing() if session is not None else ()
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Let one thread at a time in, and remember which, so that a handler in it is known."""
-        with self._lock:
-            self._inside = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._inside = None
+    def _turn(self, session: Session) -> AbstractContextManager[bool]:
+        """Return the lock that lets one thread at a time in, once."""
+        self._refuse_nested(session)
+        # The lock itself, which no interrupt can leave held: a block of ours around it might be.
+        return session.turn
+
+    def _refuse_nested(self, session: Session) -> None:
+        if session.is_this_threads_turn():
+            raise errors.NestedCallError(
+                "this thread is in a tick, snapshot or restore of the same engine: only tick and "
+                "snapshot may be called there, and take nothing before the next tick"
+            )
 
     def _after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = None
         atexit.unregister(self._exit_hook)
 
 

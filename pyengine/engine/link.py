@@ -1,9 +1,9 @@
 """The trainer's end of the writer: what it was given, and who replaces it when it dies.
 
 The truth about snapshots lies in the control block; the link only carries descriptors and wakes.
-Everything that was handed over is remembered and handed over again to a new writer, which finds
-the staged snapshots in the control block. The writer is looked after whenever the engine is used
-(ticks, waits, a ring that waits for a slot); there is no thread for it.
+Everything that was handed over is remembered (engine.parcels) and handed over again to a new
+writer, which finds the staged snapshots in the control block. The writer is looked after whenever
+the engine is used (ticks, waits, a ring that waits for a slot); there is no thread for it.
 
 A signal handler may use the engine while its own thread is in here. So what changes the process or
 the parcels runs whole (engine.critical) under `_changing`, which no other code takes: a handler
@@ -17,14 +17,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pyengine import config
 from pyengine.catalog.generation import reserve_writer_lock
 from pyengine.engine.critical import run_whole
-from pyengine.engine.process import WriterProcess
+from pyengine.engine.parcels import Parcel, Parcels
+from pyengine.engine.process import WriterProcess, import_path
 from pyengine.errors import ClosedError, WriterDiedError
 from pyengine.events import logger
 from pyengine.fs.forking import register_for_child
@@ -39,45 +39,6 @@ DEATHS_IN_A_ROW = 4
 _SLICE_SECONDS = 0.25
 
 
-class _Parcel:
-    """A message with duplicates of descriptors, which it owns: kept for the next writer.
-
-    Their owner may close his own at any time, and the number may then be another file's.
-    """
-
-    def __init__(self, kind: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        self.kind = kind
-        self.body = body
-        self.fds: tuple[int, ...] = ()
-        try:
-            for fd in fds:
-                self.fds += (os.dup(fd),)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the duplicates. Idempotent."""
-        fds, self.fds = self.fds, ()
-        close_all(fds)
-
-
-@dataclass(slots=True)
-class _Parcels:
-    """What a writer must be given before it can work, in this order."""
-
-    hello: _Parcel
-    rings: dict[str, _Parcel] = field(default_factory=dict)
-    stagings: dict[int, _Parcel] = field(default_factory=dict)
-
-    def all(self) -> list[_Parcel]:
-        return [self.hello, *self.rings.values(), *self.stagings.values()]
-
-    def close(self) -> None:
-        for parcel in self.all():
-            parcel.close()
-
-
 class WriterLink:
     """One engine's connection to its writer; owns the process, not the arenas.
 
@@ -90,9 +51,10 @@ class WriterLink:
     def __init__(
         self, hello: dict[str, Any], control: Arena, on_message: Callable[[Message], None]
     ) -> None:
-        parcel = _Parcel("hello", {**hello, "size": control.size_bytes}, (control.fd,))
-        self._parcels = _Parcels(parcel)
+        parcel = Parcel("hello", {**hello, "size": control.size_bytes}, (control.fd,))
+        self._parcels = Parcels(parcel)
         self._claim = (str(hello["run_dir"]), int(hello["generation"]))
+        self._import_path = import_path()
         self._on_message = on_message
         self._lock = threading.RLock()
         self._changing = threading.Lock()
@@ -134,28 +96,30 @@ class WriterLink:
     def give_ring(self, name: str, arena: Arena, seal_event: int, **body: Any) -> None:
         """Hand over a ring's arena and the eventfd that tells of sealed segments."""
         body = {"name": name, "size": arena.size_bytes, **body}
-        self._give(self._parcels.rings, name, _Parcel("ring", body, (arena.fd, seal_event)))
+        self._give(self._parcels.rings, name, Parcel("ring", body, (arena.fd, seal_event)))
 
     def give_staging(self, index: int, version: int, arena: Arena) -> None:
         """Hand over a staging arena; it replaces the one of that index."""
         body = {"index": index, "version": version, "size": arena.size_bytes}
-        self._give(self._parcels.stagings, index, _Parcel("staging", body, (arena.fd,)))
+        self._give(self._parcels.stagings, index, Parcel("staging", body, (arena.fd,)))
 
-    def _give(self, parcels: dict[K, _Parcel], key: K, parcel: _Parcel) -> None:
+    def _give(self, parcels: dict[K, Parcel], key: K, parcel: Parcel) -> None:
         with self._changing:
             former = parcels.get(key)
             parcels[key] = parcel
-            self._send(parcel)
-            if former is not None:
-                former.close()
+            try:
+                self._send(parcel)
+            finally:
+                if former is not None:
+                    former.close()
 
     def warm(self, name: str) -> None:
         """Have the mapped files of a ring read and verified, when there is nothing else to do."""
-        self._send(_Parcel("warm", {"ring": name}), timeout=0.0)
+        self._send(Parcel("warm", {"ring": name}), timeout=0.0)
 
     def wake(self) -> None:
         """Tell the writer to look at the control block."""
-        self._send(_Parcel("wake", {}), timeout=0.0)
+        self._send(Parcel("wake", {}), timeout=0.0)
 
     def poll(self) -> None:
         """Take in messages and replace a dead writer. Never blocks for long.
@@ -186,20 +150,6 @@ class WriterLink:
             poller.poll(int(1000 * min(seconds, _SLICE_SECONDS)))
         self.poll()
 
-    def await_ready(self, seconds: float) -> None:
-        """Wait until the writer holds its lock on the run, at most `seconds`.
-
-        From then on a dead trainer's snapshots are safe with it: the next start waits for it.
-        Raises WriterDiedError where it cannot be started.
-        """
-        deadline = time.monotonic() + seconds
-        while not self._is_ready and self._process is not None:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                logger.warning("the writer is not up after %.0f s; going on without it", seconds)
-                return
-            self.wait(remaining)
-
     def revive(self) -> None:
         """Start a writer again after it was given up."""
         with self._lock:
@@ -210,7 +160,7 @@ class WriterLink:
 
     def drain(self, grace_seconds: float) -> None:
         """Ask the writer to finish what is staged and sealed, then to end."""
-        self._send(_Parcel("close", {"grace_seconds": grace_seconds}))
+        self._send(Parcel("close", {"grace_seconds": grace_seconds}))
 
     def join(self, seconds: float) -> bool:
         """Wait until the writer has ended; whether it did. Not a death: it is not replaced."""
@@ -246,7 +196,7 @@ class WriterLink:
 
     def _send(
         self,
-        parcel: _Parcel,
+        parcel: Parcel,
         *more_fds: int,
         timeout: float = config.SLOT_WAIT_SECONDS,
     ) -> None:
@@ -324,7 +274,7 @@ class WriterLink:
         self._started_at = time.monotonic()
         lock = reserve_writer_lock(*self._claim)
         try:
-            self._process = WriterProcess()
+            self._process = WriterProcess(self._import_path)
             self._send(self._parcels.hello, *(() if lock is None else (lock.fd,)))
         finally:
             # From here on it is the writer's alone, and goes with it.

@@ -23,13 +23,16 @@ class Watch(Protocol):
     def read_info(self, name: str) -> SnapshotInfo:
         """Return the record of a committed snapshot."""
 
+    def is_this_threads_turn(self) -> bool:
+        """Whether the calling thread is in a tick, a snapshot or a restore."""
+
 
 class PendingSnapshot:
     """A snapshot on its way to disk; made by `tick` and `snapshot`. Any thread may wait for it.
 
     `step`, `sequence` and `name` say which one it is. Asked for in a signal handler it is a wish
     at first (state NONE, no name), which the next tick fulfils. It stays readable after the engine
-    was closed.
+    was closed. In a forked child one whose fate is not known yet raises ForkedProcessError.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -89,11 +92,13 @@ class PendingSnapshot:
 
         Raises the snapshot's error (SnapshotFailedError, NoSpaceError, SnapshotCancelledError, ...)
         and TimeoutError after `timeout` seconds; it stays pending then and may be waited for again.
+        SnapshotPrunedError where it was durable and `keep_last` newer ones have replaced it since.
+        SnapshotError or NestedCallError for a wish where no tick can come meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_done:
-            if self._state == SnapshotState.NONE and is_in_signal_handler():
-                raise errors.SnapshotError("the snapshot is taken at the next tick, not in here")
+            if self._state == SnapshotState.NONE:
+                self._check_may_wait_for_tick()
             if self._entry is None and self._state != SnapshotState.NONE:
                 raise errors.ClosedError(f"the engine closed while {self.name} was pending")
             remaining = 1.0 if deadline is None else deadline - time.monotonic()
@@ -107,8 +112,23 @@ class PendingSnapshot:
         if self._error is not None:
             raise self._error
         if self._info is None:
-            self._info = self._watch.read_info(self.name)
+            try:
+                self._info = self._watch.read_info(self.name)
+            except FileNotFoundError as error:
+                raise errors.SnapshotPrunedError(
+                    f"snapshot {self.name} was committed, and newer ones have taken its place "
+                    "since: wait for it sooner, or raise keep_last",
+                    sequence=self.sequence,
+                ) from error
         return self._info
+
+    def _check_may_wait_for_tick(self) -> None:
+        if is_in_signal_handler():
+            raise errors.SnapshotError("the snapshot is taken at the next tick, not in here")
+        if self._watch.is_this_threads_turn():
+            raise errors.NestedCallError(
+                "the snapshot is taken at the next tick, and this thread is still in the last one"
+            )
 
     def settle(self) -> None:
         """Take over what the control block says, as long as it speaks of this snapshot."""
@@ -116,6 +136,8 @@ class PendingSnapshot:
         if entry is None or self._state.is_terminal:
             return
         sequence, state = entry.snapshot
+        if self._entry is not entry:
+            return  # another thread was faster, and the entry may speak of another snapshot by now
         if sequence != self.sequence:
             # Never to be seen: whoever claims an entry records the fate of its former snapshot.
             state = SnapshotState.FAILED
@@ -155,9 +177,13 @@ class PendingSnapshot:
         self._state = SnapshotState.CANCELLED
 
     def take_error(self) -> errors.PyengineError | None:
-        """Return the error the first time it is asked for, unless `wait` has raised it before."""
+        """Return the error the first time it is asked for, unless it was told before.
+
+        `wait` tells it; a snapshot that was given up was told of when that happened, and training
+        was meant to go on.
+        """
         self.settle()
-        if self._error is None or self._is_told:
+        if self._error is None or self._is_told or self._state == SnapshotState.CANCELLED:
             return None
         self._is_told = True
         return self._error

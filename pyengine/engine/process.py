@@ -2,8 +2,8 @@
 
 It is a fresh interpreter, forked and exec'd, so that CUDA, threads and unguarded scripts of the
 parent do not matter; it never imports the parent's main module. It gets the parent's import path
-without the working directory, and one socket. It lives in a session of its own: no terminal signal
-reaches it, and it outlives a killed trainer to drain.
+without the working directory, one socket, and the parent's pidfd. It lives in a session of its own:
+no terminal signal reaches it, and it outlives a killed trainer to drain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyengine
@@ -23,8 +23,8 @@ from pyengine.shm.channel import Channel
 
 # `sys` is built in, so that nothing is looked up before the path is the parent's.
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv.pop(1).split(':'); "
-    "from pyengine.writer.main import main; raise SystemExit(main(sys.argv[1:]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from pyengine.writer.main import main; raise SystemExit(main(sys.argv[1:3]))"
 )
 
 _WORDS_BYTES = 65536
@@ -33,10 +33,12 @@ _WORDS_BYTES = 65536
 class WriterProcess:
     """A running writer and this side of its channel; owns both and the pidfd.
 
+    `path` is the import path that it gets, see `import_path`.
     Nothing of it works in a forked child, where `disown` makes it forget the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Sequence[str]) -> None:
+        self._path = tuple(path)
         self._popen: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._pidfd = -1
@@ -122,18 +124,28 @@ class WriterProcess:
     def _start(self) -> None:
         self._channel, theirs = Channel.pair()
         self._words = os.memfd_create("pyengine-writer-words", os.MFD_CLOEXEC)
-        with theirs, _sigterm_blocked():
-            fd = theirs.fileno()
+        with theirs, _own_pidfd() as ours, _sigterm_blocked():
+            fds = (theirs.fileno(), ours)
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, ":".join(_import_path()), str(fd)],
+                [sys.executable, "-c", _BOOT, *map(str, fds), *self._path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._words,
-                pass_fds=(fd,),
+                pass_fds=fds,
                 start_new_session=True,
                 cwd="/",
             )
             self._pidfd = os.pidfd_open(self._popen.pid)
+
+
+@contextlib.contextmanager
+def _own_pidfd() -> Iterator[int]:
+    """A descriptor by which the writer knows this process, even where it is dead by then."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 @contextlib.contextmanager
@@ -147,11 +159,20 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _import_path() -> list[str]:
-    """Return the parent's import path, absolute, with the package's own place in it."""
+def import_path() -> list[str]:
+    """Return the parent's import path, absolute, with the package's own place in it.
+
+    To be taken once, for all writers of an engine: the working directory, which relative entries
+    depend on, may be another one later, or be gone.
+    """
     root = str(Path(pyengine.__file__).resolve().parent.parent)
-    here = os.getcwd()
-    path = [os.path.join(here, entry) for entry in sys.path if entry and ":" not in entry]
+    path = [os.fspath(entry) for entry in sys.path if entry]
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        path = [entry for entry in path if os.path.isabs(entry)]
+    else:
+        path = [os.path.join(here, entry) for entry in path]
     return path if root in map(os.path.realpath, path) else [*path, root]
 
 

@@ -3,6 +3,7 @@
     read    every file except replay segments, verified against the manifest
     decode  into values; compare with the live objects (nothing has changed so far)
     line    open the new history, durable; give the replay files their names in the pool
+    rings   put the rows into storage of their own: files mapped and their headers checked
     apply   modules, optimizers, schedulers, rings, other state; then environments; generators last
     mark    the snapshot as restored
 
@@ -13,8 +14,8 @@ changed: the engine refuses to go on until a restore succeeds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -23,17 +24,20 @@ from pyengine.capture.coverage import nonfinite_parameters
 from pyengine.catalog import markers
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.catalog.lines import open_line
+from pyengine.catalog.lines import Line, open_line
 from pyengine.catalog.snapshot_files import read_files
+from pyengine.config import COMMIT_LOCK_SECONDS
+from pyengine.engine.critical import run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
-from pyengine.engine.ring_restore import RingRestore, is_replay_segment, read_ring
+from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
 from pyengine.engine.tracked import Tracked
-from pyengine.errors import ComponentMismatchError
+from pyengine.errors import ComponentMismatchError, StateMismatchError
 from pyengine.events import logger
 from pyengine.format.manifest import ComponentRecord
 
 if TYPE_CHECKING:
     from pyengine.engine.session import Session
+    from pyengine.replay.ring import ReplayBuffer
 
 Replay = Literal["exact", "skip"]
 
@@ -54,20 +58,20 @@ class _Work:
 
     info: SnapshotInfo
     decoded: dict[str, Decoded] = field(default_factory=dict)
-    rings: dict[str, RingRestore] = field(default_factory=dict)
+    rings: dict[str, RingRestore | RingSkip] = field(default_factory=dict)
     reports: list[ComponentReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def components(self, tracked: Tracked) -> list[Component]:
+        """Return what is put back, in that order."""
+        return [component for component in tracked.in_order() if component.name in self.decoded]
 
 
 def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
     """Open the first line of a run, or a new one beside those that are there."""
-    start_rows = {
-        name: [ring.control.total_count(lane) for lane in range(ring.num_envs)]
-        for name, ring in tracked.rings.items()
-        if ring.control is not None
-    }
-    line = open_line(session.run_dir, session.claim.generation, parent=None, start_rows=start_rows)
-    _begin_line(session, tracked, line.id, None)
+    rows = _present_rows(tracked)
+    line = _open_line(session, None, rows)
+    _begin_line(session, tracked.rings.values(), line.id, None)
     return RestoreReport(None, line.text, run_dir=session.run_dir)
 
 
@@ -83,16 +87,23 @@ def restore_snapshot(
     started = time.perf_counter()
     work = _prepare(tracked, info, options)
     generation = session.claim.generation
-    start_rows = {name: ring.start_rows for name, ring in work.rings.items()}
-    line = open_line(session.run_dir, generation, parent=info, start_rows=start_rows)
-    with commit_lock(session.run_dir, generation) as held:
+    start_rows = _present_rows(tracked)
+    start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
+    line = _open_line(session, info, start_rows)
+    run_whole(lambda: _adopt_files(session, work, line))
+    with ExitStack() as prepared:
+        goes_on = any(component.kind == "environment" for component in work.components(tracked))
         for ring in work.rings.values():
-            ring.adopt(held, line.id)
-    with markers.applying(session.run_dir, generation, info.name):
-        applying(True)
-        _begin_line(session, tracked, line.id, info.name)
-        _apply(tracked, work, options)
-        applying(False)
+            prepared.callback(ring.close)
+            ring.prepare(options, line.id, keep_breaks=goes_on)
+        with markers.applying(session.run_dir, generation, info.name):
+            applying(True)
+            # Rings that are exchanged get the line with their storage: the writer must not put
+            # rows of the former one under it.
+            left = [ring for name, ring in tracked.rings.items() if name not in work.rings]
+            _begin_line(session, left, line.id, info.name)
+            _apply(work.components(tracked), work, options)
+            applying(False)
     markers.mark_restored(session.run_dir, generation, info.name)
     return RestoreReport(
         info,
@@ -104,12 +115,51 @@ def restore_snapshot(
     )
 
 
-def _begin_line(session: Session, tracked: Tracked, line: int, parent: str | None) -> None:
+def _open_line(
+    session: Session, parent: SnapshotInfo | None, start_rows: Mapping[str, Sequence[int]]
+) -> Line:
+    """Open a line under the commit lock, where no interrupt can leave the lock held."""
+    generation = session.claim.generation
+    return run_whole(
+        lambda: open_line(session.run_dir, generation, parent=parent, start_rows=start_rows)
+    )
+
+
+def _adopt_files(session: Session, work: _Work, line: Line) -> None:
+    generation = session.claim.generation
+    with commit_lock(session.run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+        for ring in work.rings.values():
+            ring.adopt(held, line.id)
+
+
+def _present_rows(tracked: Tracked) -> dict[str, list[int]]:
+    """Return the next row id of every lane of the rings that hold rows."""
+    return {
+        name: [ring.control.total_count(lane) for lane in range(ring.num_envs)]
+        for name, ring in tracked.rings.items()
+        if ring.control is not None
+    }
+
+
+def _begin_line(
+    session: Session, rings: Iterable[ReplayBuffer], line: int, parent: str | None
+) -> None:
     session.control.line = line
     session.control.parent = parent
     session.is_line_open = True
-    for ring in tracked.rings.values():
+    for ring in rings:
         ring.set_line(line)
+
+
+def _check_kind(name: str, kind: str, record: ComponentRecord) -> None:
+    if record.kind != kind:
+        raise StateMismatchError(
+            f"{name!r} is a {kind} in this script and a {record.kind} in the snapshot: track it "
+            "under another name, or restore with the object that it was saved from",
+            component=name,
+            expected=kind,
+            got=record.kind,
+        )
 
 
 def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
@@ -122,15 +172,18 @@ def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _
     for component in tracked.in_order():
         record = saved.get(component.name)
         if record is not None:
+            _check_kind(component.name, component.kind, record)
             decoded = component.decode({path: files[path] for path in record.files})
             work.notes += component.check(decoded)
             work.decoded[component.name] = decoded
             size = sum(sizes[path] for path in record.files)
             work.reports.append(ComponentReport(record.name, record.kind, "restored", size))
     for name, ring in tracked.rings.items():
-        if name in saved and options.replay == "exact":
-            work.rings[name] = read_ring(name, ring, info, files)
-    work.reports += _absent(tracked, info, saved, options)
+        if name in saved:
+            _check_kind(name, "ring", saved[name])
+            skips = options.replay == "skip"
+            work.rings[name] = RingSkip(name, ring) if skips else read_ring(name, ring, info, files)
+    work.reports += _absent(tracked, info, saved)
     return work
 
 
@@ -176,7 +229,6 @@ def _absent(
     tracked: Tracked,
     info: SnapshotInfo,
     saved: dict[str, ComponentRecord],
-    options: RestoreOptions,
 ) -> Iterator[ComponentReport]:
     """Yield a line for everything that is not put back."""
     for name, record in saved.items():
@@ -185,9 +237,6 @@ def _absent(
             yield ComponentReport(name, record.kind, "excluded", note=note)
         elif name not in tracked.names:
             yield ComponentReport(name, record.kind, "not tracked", note="left in the snapshot")
-        elif name in tracked.rings and options.replay == "skip":
-            note = 'replay="skip": starts empty'
-            yield ComponentReport(name, record.kind, "skipped", rows=0, note=note)
     reasons = {record.name: record.reason for record in info.components}
     for name in sorted(tracked.names - set(saved)):
         kind = tracked.components[name].kind if name in tracked.components else "ring"
@@ -196,13 +245,11 @@ def _absent(
         yield ComponentReport(name, kind, "not saved", note=note)
 
 
-def _apply(tracked: Tracked, work: _Work, options: RestoreOptions) -> None:
-    components = [c for c in tracked.in_order() if c.name in work.decoded]
+def _apply(components: list[Component], work: _Work, options: RestoreOptions) -> None:
     with _naming(work):
         _apply_phases(components, work, before=Phase.RING)
-        goes_on = any(component.kind == "environment" for component in components)
         for ring in work.rings.values():
-            work.reports.append(ring.install(options, keep_breaks=goes_on))
+            work.reports.append(ring.exchange(options))
         _apply_phases(components, work, after=Phase.RING)
         bad = nonfinite_parameters(components)
         for component in components:

@@ -1,4 +1,8 @@
-"""Bringing one ring back: its header decides, its full segments stay files."""
+"""Bringing one ring back: its header decides, its full segments stay files.
+
+In two steps, so that a restore can stop before anything live has changed: `prepare` puts the rows
+into storage of their own, `exchange` gives that to the ring.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,11 @@ from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
+from pyengine.replay.install import PreparedRing
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
     from pyengine.engine.restore import RestoreOptions
     from pyengine.replay.ring import ReplayBuffer
 
@@ -29,7 +35,10 @@ def is_replay_segment(info: SnapshotInfo, path: str) -> bool:
 
 
 class RingRestore:
-    """One ring on its way back. Made by `read_ring`, which has checked that it fits."""
+    """One ring on its way back; owns what it prepared until the ring has it.
+
+    Made by `read_ring`, which has checked that it fits.
+    """
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class RingRestore:
             if record.path.startswith(f"{BUFFER}/{name}/")
         )
         self._files: dict[str, SegmentFile] = {}
+        self._prepared: PreparedRing | None = None
 
     @property
     def start_rows(self) -> list[int]:
@@ -67,28 +77,38 @@ class RingRestore:
         for file in {extent.file for extent in self._header.extents}:
             self._files[file] = self._segment_file(file, records.get(file), directory)
 
-    def install(self, options: RestoreOptions, *, keep_breaks: bool) -> ComponentReport:
-        """Put the rows into the ring; only open rows are read now, unless asked for eagerly."""
-        rows = self._ring.install(
+    def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
+        """Map and check the full segments, copy the open rows; eagerly, verify every block."""
+        self._prepared = self._ring.prepare(
             self._header,
             self._files,
             self._mutable,
+            line=line,
             eager=options.eager,
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
         )
+
+    def exchange(self, options: RestoreOptions) -> ComponentReport:
+        """Put the prepared rows into the ring."""
+        assert self._prepared is not None
+        self._ring.exchange(self._prepared)
         note = "" if options.replay_last is None else f"replay_last={options.replay_last}"
+        rows = self._prepared.rows
         return ComponentReport(self._name, "ring", "restored", self._size_bytes, rows, note)
 
     def install_sampler(self) -> None:
         """Set the ring's own generator, after every user callable has run."""
-        storage = self._ring.storage
-        sampler = self._header.sampler
-        if storage is not None:
-            storage.core.seed_state = (int(sampler["state"], 16), int(sampler["increment"], 16))
+        if self._prepared is not None:
+            self._prepared.install_sampler()
+
+    def close(self) -> None:
+        """Let go of what the ring did not get. Idempotent."""
+        if self._prepared is not None:
+            self._prepared.close()
 
     def _segment_file(
-        self, file: str, record: pool.FileRecordTuple | None, directory: str
+        self, file: str, record: FileRecordTuple | None, directory: str
     ) -> SegmentFile:
         """Return where a file of the header lies, with its name in the pool where it was adopted.
 
@@ -107,6 +127,43 @@ class RingRestore:
         line, lane, first_row, row_count, sequence, _, _ = record
         pooled = os.path.join(directory, PoolName(line, lane, first_row, row_count, sequence).text)
         return SegmentFile(own if os.path.samefile(own, pooled) else pooled, checksum, record)
+
+
+class RingSkip:
+    """One ring that starts empty although rows of it were saved (`replay="skip"`)."""
+
+    def __init__(self, name: str, ring: ReplayBuffer) -> None:
+        self._name = name
+        self._ring = ring
+        self._prepared: PreparedRing | None = None
+
+    @property
+    def start_rows(self) -> list[int]:
+        """The next row id of every lane."""
+        return [0] * self._ring.num_envs
+
+    def adopt(self, held: CommitLock, line: int) -> None:
+        """Nothing of the snapshot is used."""
+
+    def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
+        """Make empty storage where the ring has rows; one without storage stays without."""
+        if self._ring.storage is not None:
+            self._prepared = self._ring.prepare_empty(line=line)
+
+    def exchange(self, options: RestoreOptions) -> ComponentReport:
+        """Empty the ring."""
+        if self._prepared is not None:
+            self._ring.exchange(self._prepared)
+        note = 'replay="skip": starts empty'
+        return ComponentReport(self._name, "ring", "skipped", rows=0, note=note)
+
+    def install_sampler(self) -> None:
+        """The ring keeps the generator that it was made with."""
+
+    def close(self) -> None:
+        """Let go of what the ring did not get. Idempotent."""
+        if self._prepared is not None:
+            self._prepared.close()
 
 
 def read_ring(

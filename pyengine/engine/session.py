@@ -20,7 +20,13 @@ from pyengine.engine.buffers import StagingBuffers
 from pyengine.engine.critical import run_whole
 from pyengine.engine.link import WriterLink
 from pyengine.engine.pending import PendingSnapshot
-from pyengine.errors import PyengineError, SnapshotFailedError, WriterDiedError
+from pyengine.errors import (
+    ClosedError,
+    NoSpaceError,
+    PyengineError,
+    SnapshotFailedError,
+    WriterDiedError,
+)
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs.process import read_status
@@ -48,10 +54,14 @@ class Session:
         self._resources = contextlib.ExitStack()
         self._pending: list[PendingSnapshot] = []
         self._given: dict[str, weakref.ref[Storage]] = {}
+        self._giving = threading.Lock()
         self._sequence = 0
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
         self.is_line_open = False
+        self.turn = threading.RLock()
+        """Held during a tick, a snapshot and a restore. Who holds it is known by the lock alone: a
+        note beside it would stay behind where an interrupt comes at the wrong moment."""
 
     def open(
         self, run_dir: str, *, keep_last: int, keep_best: str | None, drain_wait: float
@@ -81,6 +91,10 @@ class Session:
         self.link = self._link = WriterLink(hello, arena, _on_message)
         self.buffers = StagingBuffers(self.control, self.link.give_staging)
         stack.callback(self.buffers.close)
+
+    def is_this_threads_turn(self) -> bool:
+        """Whether the calling thread is in a tick, a snapshot or a restore."""
+        return bool(self.turn._is_owned())  # type: ignore[attr-defined]  # as Condition asks it
 
     def next_sequence(self) -> int:
         """Return a number that no snapshot of this generation had."""
@@ -134,16 +148,32 @@ class Session:
         )
 
     def give_ring(self, name: str, ring: ReplayBuffer) -> None:
-        """Hand a ring's memory to the writer, once it has any, and when a restore replaced it."""
-        storage = ring.storage
-        given = self._given.get(name)
-        if storage is not None and (given is None or given() is not storage):
-            run_whole(lambda: self._give_ring(name, ring, storage))
+        """Hand a ring's memory to the writer, once it has any, and when a restore replaced it.
 
-    def _give_ring(self, name: str, ring: ReplayBuffer, storage: Storage) -> None:
-        self._given[name] = weakref.ref(storage)
-        schema = ring.schema.to_record()
-        self.link.give_ring(name, storage.arena, storage.seal_event, schema=schema)
+        Any thread: one that adds rows and waits for a slot does it as well as one that ticks.
+        """
+        if self._is_to_give(name, ring.storage):
+            run_whole(lambda: self._give_ring(name, ring))
+
+    def _is_to_give(self, name: str, storage: Storage | None) -> bool:
+        given = self._given.get(name)
+        return storage is not None and (given is None or given() is not storage)
+
+    def _give_ring(self, name: str, ring: ReplayBuffer) -> None:
+        # Twice would make two views of one ring in the writer, each of which takes back what the
+        # other is writing.
+        with self._giving:
+            storage = ring.storage
+            if storage is None or not self._is_to_give(name, storage):
+                return
+            try:
+                schema = ring.schema.to_record()
+                self.link.give_ring(name, storage.arena, storage.seal_event, schema=schema)
+            except (ClosedError, OSError):
+                if storage is ring.storage:
+                    raise
+                return  # a restore has exchanged it meanwhile: its successor is given next time
+            self._given[name] = weakref.ref(storage)
 
     def poll(self) -> None:
         """Take in news from the writer and replace it when it died.
@@ -196,7 +226,7 @@ class Session:
 
         try:
             return find_committed(self.run_dir, name) is not None
-        except OSError as error:
+        except (OSError, NoSpaceError) as error:
             logger.warning("snapshot %s cannot be made durable: %s", name, error)
             return False
 

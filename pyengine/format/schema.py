@@ -20,7 +20,9 @@ START_FIELD = "@start"
 
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 8
+MAX_ELEMENTS = (1 << 40) - 1
 MAX_FIELDS = 1024
+"""Fields of a schema, and of a segment file: there one place is the start field's."""
 
 Shape = tuple[int, ...]
 
@@ -30,8 +32,8 @@ class Field:
     """One field of a row; an immutable value.
 
     `shape` is the shape of one row's value: () for a scalar, an int for one axis, up to 8 axes of
-    at least 1. `dtype` is its element type, as a name or as NumPy's or torch's: bool, (u)int8 to
-    (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
+    at least 1, fewer than 2**40 elements. `dtype` is its element type, as a name or as NumPy's or
+    torch's: bool, (u)int8 to (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
 
     An append field (`mutable=False`) never changes once its row was added. A mutable field may be
     changed through `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small
@@ -96,8 +98,8 @@ class Schema(Mapping[str, Field]):
 
     `Schema({"obs": ((4, 84, 84), "uint8"), "reward": "float32", "priority": Field(mutable=True)})`
     takes a Field, a (shape, dtype) pair, a dtype (a scalar field), or a dict of the same, whose
-    names are joined by "/". Up to 1024 fields with names of up to 63 bytes, one of them at least an
-    append field; none has the name of another or of a dict that others lie in ("a" beside "a/b").
+    names are joined by "/". Up to 1024 fields with names of up to 63 bytes, 1 to 1023 of them
+    append fields; none has the name of another or of a dict that others lie in ("a" beside "a/b").
     `episode_end` names boolean scalar append fields; a row in which one is true ends its episode,
     and nothing that spans rows crosses the break after it.
 
@@ -115,10 +117,7 @@ class Schema(Mapping[str, Field]):
                 got=episode_end,
             )
         self.episode_end = tuple(episode_end)
-        if not any(not field.mutable for field in self._fields.values()):
-            raise SchemaError("a schema needs at least one append field")
-        if len(self._fields) > MAX_FIELDS:
-            raise SchemaError(f"a schema takes up to {MAX_FIELDS} fields, got {len(self._fields)}")
+        _check_counts(len(self._fields), len(self.append_fields) - 1)
         for name in self.episode_end:
             field = self._fields.get(name) if isinstance(name, str) else None
             if field is None or field.shape != () or field.dtype != "bool" or field.mutable:
@@ -230,6 +229,22 @@ class Schema(Mapping[str, Field]):
             raise SchemaError(f"not a schema record: {error!r}") from error
 
 
+def _check_counts(fields: int, append_fields: int) -> None:
+    if append_fields == 0:
+        raise SchemaError("a schema needs at least one append field")
+    for what, most, count in (
+        ("fields", MAX_FIELDS, fields),
+        ("append fields", MAX_FIELDS - 1, append_fields),
+    ):
+        if count > most:
+            raise SchemaError(
+                f"a schema takes up to {most} {what}, got {count}",
+                field="fields",
+                expected=f"up to {most} {what}",
+                got=count,
+            )
+
+
 def flatten_fields(fields: Any) -> dict[str, Field]:
     """Return the fields by flat name, in order; SchemaError for names that collide or are none."""
     flat: dict[str, Field] = {}
@@ -296,7 +311,15 @@ def _as_shape(shape: Any) -> Shape:
             expected=f"up to {MAX_DIMENSIONS} dimensions",
             got=sizes,
         )
-    return tuple(as_count("shape", size, least=1, error=SchemaError) for size in sizes)
+    counts = tuple(as_count("shape", size, least=1, error=SchemaError) for size in sizes)
+    if prod(counts) > MAX_ELEMENTS:
+        raise SchemaError(
+            f"a field takes up to {MAX_ELEMENTS} elements, got {counts}",
+            field="shape",
+            expected=f"up to {MAX_ELEMENTS} elements",
+            got=counts,
+        )
+    return counts
 
 
 def _from_space(space: Any, what: str) -> FieldLike:

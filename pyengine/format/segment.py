@@ -17,7 +17,13 @@ import xxhash
 from pyengine.config import BLOCK_BYTES, PAGE_BYTES, SEGMENT_MAX_BYTES, SEGMENT_MIN_BYTES
 from pyengine.errors import DamageError, FormatVersionError, TruncatedFileError
 from pyengine.format.dtypes import BY_CODE
-from pyengine.format.schema import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME_BYTES, Field
+from pyengine.format.schema import (
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    MAX_FIELDS,
+    MAX_NAME_BYTES,
+    Field,
+)
 
 MAGIC = b"PESEGMNT"
 VERSION = 1
@@ -132,7 +138,19 @@ def plan_layout(
 
 
 def header_image(layout: SegmentLayout, *, line: int, kind: int, runs: Sequence[Run]) -> bytes:
-    """Return the `header_bytes` of an image; row_count is the sum over `runs`."""
+    """Return the `header_bytes` of an image; row_count is the sum over `runs`.
+
+    ValueError where no reader would take it: what cannot be read must not be written.
+    """
+    try:
+        image = _pack_header(layout, line, kind, runs)
+        parse_header(image, "a new header")
+    except (struct.error, DamageError) as error:
+        raise ValueError(f"no reader takes this header: {error}") from error
+    return image
+
+
+def _pack_header(layout: SegmentLayout, line: int, kind: int, runs: Sequence[Run]) -> bytes:
     image = bytearray(layout.header_bytes)
     HEADER.pack_into(
         image,
@@ -317,8 +335,8 @@ def _read_fields(buffer: Buffer, count: int, path: str) -> dict[str, Field]:
             0 < len(name.encode()) <= MAX_NAME_BYTES
             and ndim <= MAX_DIMENSIONS
             and code in BY_CODE
-            and all(0 < size < 1 << 40 for size in shape)
-            and prod(shape) < 1 << 40
+            and all(0 < size <= MAX_ELEMENTS for size in shape)
+            and prod(shape) <= MAX_ELEMENTS
             and name not in fields
         )
         if not sound:
@@ -328,7 +346,7 @@ def _read_fields(buffer: Buffer, count: int, path: str) -> dict[str, Field]:
 
 
 def _field_table(header: SegmentHeader) -> bytes:
-    image = header_image(header, line=0, kind=header.kind, runs=())
+    image = _pack_header(header, 0, header.kind, ())
     return image[HEADER_RECORD_BYTES : header.run_table_offset]
 
 

@@ -28,8 +28,9 @@ def open_beneath(directory: str, relative: str) -> int:
     try:
         for part in parts[:-1]:
             deeper = _open_at(current, part, os.O_RDONLY | os.O_DIRECTORY, shown)
-            door.active.close(current)
-            current = deeper
+            # In this order: after an interrupt in between nothing is closed twice.
+            current, former = deeper, current
+            door.active.close(former)
         # O_NONBLOCK: a FIFO in place of the file must not make the reader wait.
         fd = _open_at(current, parts[-1], os.O_RDONLY | os.O_NONBLOCK, shown)
     finally:

@@ -243,12 +243,25 @@ def _shown(directory: str | int) -> str:
 
 
 def fsync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable. Raises NoSpaceError, OSError."""
     fd = door.active.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        door.active.fsync(fd)
+        with _no_space_is_typed(path, PAGE_BYTES):
+            door.active.fsync(fd)
     finally:
         door.active.close(fd)
+
+
+def rename(source: str, target: str) -> None:
+    """Rename a file or directory; not durable before its directory is. NoSpaceError, OSError."""
+    with _no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
+        door.active.rename(source, target)
+
+
+def make_new_directory(path: str) -> None:
+    """Make a directory that must not exist; not durable. NoSpaceError, OSError."""
+    with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
+        door.active.mkdir(path)
 
 
 def make_directory(path: str) -> None:
@@ -257,8 +270,8 @@ def make_directory(path: str) -> None:
         return
     parent = os.path.dirname(os.path.abspath(path))
     make_directory(parent)
-    with contextlib.suppress(FileExistsError), _no_space_is_typed(parent, PAGE_BYTES):
-        door.active.mkdir(path)
+    with contextlib.suppress(FileExistsError):
+        make_new_directory(path)
     fsync_directory(parent)
 
 
@@ -270,16 +283,20 @@ def replace_file(directory: str, name: str, data: Buffer, *, temporary: str) -> 
     with contextlib.suppress(FileNotFoundError):
         door.active.unlink(os.path.join(directory, temporary))
     write_file(directory, temporary, [data], hashed=False)
-    door.active.rename(os.path.join(directory, temporary), os.path.join(directory, name))
+    rename(os.path.join(directory, temporary), os.path.join(directory, name))
     fsync_directory(directory)
 
 
 def replace_symlink(directory: str, name: str, target: str, *, temporary: str) -> None:
-    """Point the symbolic link `name` at `target` in one step; durable on return."""
+    """Point the symbolic link `name` at `target` in one step; durable on return.
+
+    Raises NoSpaceError, OSError.
+    """
     with contextlib.suppress(FileNotFoundError):
         door.active.unlink(os.path.join(directory, temporary))
-    door.active.symlink(target, os.path.join(directory, temporary))
-    door.active.rename(os.path.join(directory, temporary), os.path.join(directory, name))
+    with _no_space_is_typed(directory, PAGE_BYTES):
+        door.active.symlink(target, os.path.join(directory, temporary))
+    rename(os.path.join(directory, temporary), os.path.join(directory, name))
     fsync_directory(directory)
 
 
@@ -288,10 +305,12 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 
     Where the file system refuses hard links (another device, too many links, not permitted) the
     file is cloned, else copied, into `temporary` (a path beside `target`), fsynced and renamed.
-    The directory is not fsynced. FileExistsError where `target` exists and links work.
+    The directory is not fsynced. FileExistsError where `target` exists and links work;
+    NoSpaceError, OSError.
     """
     try:
-        door.active.link(source, target)
+        with _no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
+            door.active.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise

@@ -1,4 +1,4 @@
-"""The memory of a ring and the engine's side of it: bind, cut, header, install.
+"""The memory of a ring and the engine's side of it: bind, cut, header, prepare and exchange.
 
 Everything a ring is besides rows going in and out. Storage is made at the first append or by a
 restore; a closed or forked ring has none, so that the append and sample paths need no check. A
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError, SharedMemoryError
-from pyengine.events import logger
+from pyengine._native.ring import exchange
+from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError
 from pyengine.format.buffer_header import BufferHeader, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
-from pyengine.replay.install import check_header, install
+from pyengine.replay.demand import add_demand, check_demand, drop_demand
+from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import plan_ring
 from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
-from pyengine.shm.headroom import headroom
 
 if TYPE_CHECKING:
     from pyengine._native.control import RingControl
@@ -55,7 +55,8 @@ class RingBinding:
         self._line = 0
         self._owner: SlotOwner | None = None
         self._storage: Storage | None = None
-        self._making = threading.Lock()
+        # Entered again by a signal handler that needs the storage its own thread is just making.
+        self._making = threading.RLock()
         self._seed_state = _pcg64_state(seed)
         self._is_closed = False
         self._is_forked = False
@@ -74,15 +75,14 @@ class RingBinding:
             except RuntimeError:
                 self._is_closed = False
                 raise
-            if storage is self._storage:
-                self._storage = None
+            self._put(storage, None)
 
     def _after_fork_in_child(self) -> None:
         # Kept, not closed: its memory is not mapped here.
         self._parents_storage, self._storage = self._storage, None
         self._is_forked = True
         self._owner = None
-        self._making = threading.Lock()
+        self._making = threading.RLock()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -104,14 +104,23 @@ class RingBinding:
         with self._making:
             self._check_usable()
             if self._storage is None:
-                storage = Storage(self._plan, label=self._label, line=self._line)
-                storage.core.seed_state = self._seed_state
+                storage = self._new_storage(self._line)
                 storage.start_reserving()
-                self._storage = storage
+                if not self._put(None, storage):
+                    storage.close()  # a restore or a signal handler was faster
                 if self._is_closed:  # by another thread, which saw no storage
                     self.close()
                     self._check_usable()
-            return self._storage
+            return self._storage or self._make_storage()
+
+    def _put(self, former: Storage | None, storage: Storage | None) -> bool:
+        """Put storage in the place of `former`, in one step; whether that was what there was."""
+        return exchange(self, "_storage", None, former, storage)
+
+    def _new_storage(self, line: int) -> Storage:
+        storage = Storage(self._plan, label=self._label, line=line)
+        storage.core.seed_state = self._seed_state
+        return storage
 
     def _use(self, call: Callable[[Storage], T]) -> T:
         """Call with the storage, made if need be; anew where a restore put another in its place."""
@@ -141,16 +150,23 @@ class RingBinding:
     def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
         """Let an engine persist this ring under `label`. RingInUseError for a second engine.
 
-        Compares the whole ring with the shared memory that is left: a warning that names the row at
-        which it will end, or SharedMemoryError with `strict`.
+        Compares what all tracked rings of this process have still to take with the shared memory
+        that is left: a warning that names the row at which it will end, or SharedMemoryError with
+        `strict`.
         """
         self._check_usable()
         if self._owner is not None and self._owner is not owner:
             raise RingInUseError(
                 f"the ring {label!r} is already tracked by another engine; one ring has one engine"
             )
-        if self._storage is None:
-            self._check_headroom(label, strict)
+        if self._owner is None:
+            # First, so that of two rings bound at once each counts the other.
+            add_demand(self)
+            try:
+                check_demand(self, label, strict=strict)
+            except BaseException:
+                drop_demand(self)
+                raise
         self._owner = owner
         self._label = label
         self.set_line(line)
@@ -159,6 +175,7 @@ class RingBinding:
         """End the engine's interest; pending snapshots no longer hold the ring."""
         if self._owner is owner:
             self._owner = None
+            drop_demand(self)
             if self._storage is not None:
                 self._storage.core.drop_holds()
 
@@ -182,7 +199,7 @@ class RingBinding:
     def freeze(self) -> Iterator[None]:
         """Hold off appends, updates, gathers and restores of all threads while the cut is taken.
 
-        Not where a signal handler may raise: see `RingCore.call_locked`.
+        Not where a signal handler may run: it would meet the lock that its own thread holds.
         """
         with contextlib.ExitStack() as lock:
             self._use(lambda storage: self._lock_current(storage, lock))
@@ -234,26 +251,29 @@ class RingBinding:
         """Raise StateMismatchError unless the saved ring fits this one."""
         check_header(self._plan, header, self._label)
 
-    def install(
+    def prepare(
         self,
         header: BufferHeader,
         files: Mapping[str, SegmentFile],
         mutable: Mapping[str, NDArray[Any]],
         *,
+        line: int | None = None,
         eager: bool = False,
         replay_last: int | None = None,
         keep_breaks: bool = False,
-    ) -> int:
-        """Replace the ring's contents by a snapshot's; return the number of rows.
+    ) -> PreparedRing:
+        """Put a snapshot's contents into storage that `exchange` can give to this ring.
 
         `files` gives each file of the header's extents. Full segments are mapped where they lie;
         only rows of open segments are copied. `eager` verifies every block first. `replay_last`
         keeps at most so many of the newest rows. A break is set at each lane's total_count unless
-        `keep_breaks` (the environments were restored too). On error the ring is as it was.
+        `keep_breaks` (the environments were restored too). New segments are written under `line`
+        (None: the ring's own). Raises StateMismatchError, DamageError, SharedMemoryError, OSError;
+        the ring is as it was, then and afterwards.
         """
         self._check_usable()
         self.check_restorable(header)
-        storage = Storage(self._plan, label=self._label, line=self._line)
+        storage = self._new_storage(self._line if line is None else line)
         try:
             rows = install(
                 storage,
@@ -265,43 +285,83 @@ class RingBinding:
                 keep_breaks=keep_breaks,
             )
             storage.start_reserving()
-            self._exchange(storage)
         except BaseException:
-            if storage is not self._storage:
-                storage.close()
+            storage.close()
             raise
-        return rows
+        return PreparedRing(storage, header, rows)
+
+    def prepare_empty(self, *, line: int) -> PreparedRing:
+        """Make storage without rows that `exchange` can give to this ring."""
+        self._check_usable()
+        storage = self._new_storage(line)
+        try:
+            storage.start_reserving()
+        except BaseException:
+            storage.close()
+            raise
+        return PreparedRing(storage, None, 0)
+
+    def exchange(self, prepared: PreparedRing) -> None:
+        """Put prepared storage, and its line, in the place of what there is.
+
+        RuntimeError inside `freeze`, ClosedError where the ring was closed; nothing has changed.
+        """
+        line = prepared.storage.control.line
+        try:
+            self._exchange(prepared.storage)
+        finally:
+            prepared.is_taken = prepared.storage is self._storage
+        self._line = line
+
+    def install(
+        self,
+        header: BufferHeader,
+        files: Mapping[str, SegmentFile],
+        mutable: Mapping[str, NDArray[Any]],
+        **options: Any,
+    ) -> int:
+        """Replace the ring's contents by a snapshot's; return the number of rows.
+
+        Takes what `prepare` takes. On error the ring is as it was.
+        """
+        with self.prepare(header, files, mutable, **options) as prepared:
+            self.exchange(prepared)
+            prepared.install_sampler()
+            return prepared.rows
 
     def _exchange(self, storage: Storage) -> None:
         """Put fresh storage in the place of what there is, under the lock of that."""
-
-        def put() -> None:
-            self._storage = storage
-
-        with self._making:
+        former, is_put = self._storage, False
+        while not is_put:
             former = self._storage
-            if former is None:
-                put()
-            else:
-                former.core.call_locked(put)  # who froze the ring goes on with what he froze
-            if self._is_closed:  # by another thread, which did not see it
-                self.close()
-                self._check_usable()
+            core = None if former is None else former.core
+            try:
+                # Who froze the ring goes on with what he froze.
+                is_put = exchange(self, "_storage", core, former, storage)
+            except ClosedError:
+                if former is self._storage:
+                    raise
+        if self._is_closed:  # by another thread, which did not see it
+            self.close()
+            self._check_usable()
         if former is not None:
             former.close()
 
-    def _check_headroom(self, label: str, strict: bool) -> None:
-        free, needed = headroom(), self._plan.arena_bytes
-        if needed <= free:
-            return
-        row = max(0, free * self.capacity // needed)
-        message = (
-            f"{label}: the whole ring takes {needed >> 20} MiB of shared memory, {free >> 20} MiB "
-            f"are free: memory will end at about row {row} of {self.capacity}"
-        )
-        if strict:
-            raise SharedMemoryError(message, needed_bytes=needed, free_bytes=free)
-        logger.warning("%s", message)
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of shared memory that the ring takes when it is full."""
+        return self._plan.arena_bytes
+
+    def untaken_bytes(self) -> int:
+        """Return how many of them it has not taken yet; 0 for a closed or forked ring."""
+        if self._is_closed or self._is_forked:
+            return 0
+        storage = self._storage
+        try:
+            taken = 0 if storage is None else storage.arena.taken_bytes
+        except ClosedError:  # meanwhile
+            return 0
+        return max(0, self.whole_bytes - taken)
 
 
 def _pcg64_state(seed: int | None) -> tuple[int, int]:

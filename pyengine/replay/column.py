@@ -53,6 +53,13 @@ class Column:
         return rows[(numbers, *rest)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign as to an array (capacity, *shape), at once; the value is broadcast.
+
+        Takes memory where the ring has none yet; waits for adds and the cut of a snapshot, which
+        has all of the values or none. Raises ImmutableFieldError for an append field, IndexError
+        outside, FieldShapeError and FieldDtypeError for a value that does not fit, with nothing
+        changed.
+        """
         if not self._field.mutable:
             raise ImmutableFieldError(
                 f"field {self.name!r} is an append field and never changes once added; declare it "

@@ -1,4 +1,8 @@
-"""Put a snapshot's rows into fresh storage: map full segments, copy the rows of open ones."""
+"""Put a snapshot's rows into fresh storage: map full segments, copy the rows of open ones.
+
+The storage belongs to no ring meanwhile, so that whatever is found wrong changes nothing; a ring
+takes it in one step.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,38 @@ from pyengine.format.segment import KIND_SEGMENT
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.segment_files import SegmentFile, SegmentFiles
 from pyengine.replay.storage import Storage
+
+
+class PreparedRing:
+    """Storage that is whole and belongs to no ring yet; a context manager, `close()` idempotent.
+
+    Made by ReplayBuffer.prepare, which starts `storage`'s reserving; `rows` are in it. Owns the
+    storage until ReplayBuffer.exchange has put it into the ring.
+    """
+
+    def __init__(self, storage: Storage, header: BufferHeader | None, rows: int) -> None:
+        self.storage = storage
+        self.rows = rows
+        self.is_taken = False
+        self._header = header
+
+    def install_sampler(self) -> None:
+        """Set the sampling generator as it was saved; empty storage keeps the ring's own."""
+        if self._header is not None:
+            sampler = self._header.sampler
+            state = int(sampler["state"], 16), int(sampler["increment"], 16)
+            self.storage.core.seed_state = state
+
+    def close(self) -> None:
+        """Let go of storage that no ring has taken."""
+        if not self.is_taken:
+            self.storage.close()
+
+    def __enter__(self) -> PreparedRing:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def check_header(plan: RingPlan, header: BufferHeader, label: str) -> None:
@@ -44,7 +80,7 @@ def install(
     replay_last: int | None,
     keep_breaks: bool,
 ) -> int:
-    """Fill `storage`; see ReplayBuffer.install. Returns the number of rows."""
+    """Fill `storage` with all but the sampler; see ReplayBuffer.prepare. Returns the rows."""
     plan, core = storage.plan, storage.core
     rows = plan.segment_rows
     opened = SegmentFiles(files, plan)
@@ -77,9 +113,7 @@ def install(
                 lane, tails[lane], record.total_count, record.break_pending or not keep_breaks
             )
             restored += record.total_count - tails[lane]
-        sampler = header.sampler
-        core.seed_state = (int(sampler["state"], 16), int(sampler["increment"], 16))
-        core.lost_updates = int(sampler.get("lost_updates", 0))
+        core.lost_updates = int(header.sampler.get("lost_updates", 0))
     return restored
 
 

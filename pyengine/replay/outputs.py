@@ -22,16 +22,17 @@ class Outputs:
 
     def __init__(self, schema: Schema) -> None:
         self._fields: dict[str, Field] = {**schema.append_fields, **schema.mutable_fields}
+        self._forms = {name: (f.shape, numpy_dtype(f)) for name, f in self._fields.items()}
 
     def prepare(
         self, rows: int, names: tuple[str, ...], out: Any
     ) -> tuple[dict[str, Array], list[Array | None]]:
         """Return (arrays by field, the same in the core's order with None for fields left out)."""
         if out is None:
-            values = {
-                name: np.empty((rows, *self._fields[name].shape), numpy_dtype(self._fields[name]))
-                for name in names
-            }
+            values = {}
+            for name in names:
+                shape, dtype = self._forms[name]
+                values[name] = np.empty((rows, *shape), dtype)
         else:
             values = self._given(rows, names, out)
         return values, [values.get(name) for name in self._fields]
@@ -66,6 +67,14 @@ class Outputs:
         if isinstance(out, Batch):
             return out
         return Batch(dict(values) if out is None else _by_field(out), refs)
+
+
+def exact_batch(refs: NDArray[np.int64], out: Any) -> Batch:
+    """Return the batch of a flat dict of arrays, or of a Batch, that was filled as it is."""
+    if isinstance(out, Batch):
+        out.indices = refs
+        return out
+    return Batch(dict(out), refs)
 
 
 def _by_field(out: Any) -> dict[str, Any]:

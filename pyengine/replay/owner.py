@@ -9,7 +9,11 @@ class SlotOwner(Protocol):
     """Who persists a ring's segments; called by the ring while it waits for a free slot."""
 
     def poll(self) -> None:
-        """Look after the writer: notice its death, replace it. Must not block."""
+        """Look after the writer: notice its death, replace it.
+
+        May take as long as starting a process does, and must not wait for this ring: the slot that
+        it waits for may never come.
+        """
 
     def cancel_holding(self, reason: str) -> int:
         """Cancel the pending snapshots that hold segments; return how many were cancelled."""

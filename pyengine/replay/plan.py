@@ -134,12 +134,29 @@ def _place_mutables(fields: dict[str, Field], capacity: int) -> tuple[int, list[
 
 def _warn_if_wasteful(plan: RingPlan) -> None:
     rows_bytes = plan.capacity * plan.schema.row_bytes
-    wasteful = plan.arena_bytes > _MEMORY_RATIO * rows_bytes
-    if plan.num_lanes > _MANY_LANES or (wasteful and plan.arena_bytes > _WORTH_A_WARNING_BYTES):
+    taken_bytes = plan.arena_bytes - plan.mutable_bytes
+    is_wasteful = taken_bytes > max(_MEMORY_RATIO * rows_bytes, _WORTH_A_WARNING_BYTES)
+    if plan.num_lanes > _MANY_LANES or is_wasteful:
         logger.warning(
-            "a ring of %d lanes takes %d MiB for %d MiB of rows; one lane whose rows have shape "
-            "(num_envs, *shape) takes less",
-            plan.num_lanes,
-            plan.arena_bytes >> 20,
+            "a ring takes %d MiB for %d MiB of rows: %s",
+            taken_bytes >> 20,
             rows_bytes >> 20,
+            _cause_of_waste(plan),
         )
+
+
+def _cause_of_waste(plan: RingPlan) -> str:
+    """Return what takes the memory beside the rows, and what to do about it."""
+    payload = plan.segment_rows * plan.schema.row_bytes
+    spare_bytes = (plan.slot_count - plan.capacity // plan.segment_rows) * payload
+    padding_bytes = plan.slot_count * (plan.layout.file_bytes - payload)
+    # Padding is there with one lane too, in fewer segments.
+    if plan.num_lanes > 1 and spare_bytes >= padding_bytes // plan.num_lanes:
+        return (
+            f"each of its {plan.num_lanes} lanes has segments of its own; one lane whose rows have "
+            "shape (num_envs, *shape) takes less"
+        )
+    return (
+        f"each of its {len(plan.layout.fields)} fields takes whole pages in each segment of "
+        f"{plan.segment_rows} rows; fewer and larger fields, or more rows, waste less"
+    )

@@ -19,7 +19,7 @@ from pyengine.format.schema import START_FIELD, Field, FieldLike, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.binding import RingBinding
 from pyengine.replay.faults import damage_error
-from pyengine.replay.outputs import Outputs
+from pyengine.replay.outputs import Outputs, exact_batch
 from pyengine.replay.rows import as_refs
 from pyengine.replay.storage import Storage
 
@@ -39,6 +39,7 @@ class RingReading(RingBinding):
     ) -> None:
         super().__init__(schema, capacity, num_lanes, seed)
         self._outputs = Outputs(self.schema)
+        self._names = tuple(self.schema)
 
     def __len__(self) -> int:
         return sum(total - tail for tail, total in self._windows())
@@ -87,30 +88,45 @@ class RingReading(RingBinding):
         Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad.
         """
         refs = np.empty(as_count("batch_size", batch_size), np.int64)
-        values = self._gather(refs, tuple(self.schema), out, draw=True)
+        if device is None and self._gather_exact(refs, out, draw=True):
+            return exact_batch(refs, out)
+        values = self._gather(refs, self._names, out, draw=True)
         return self._outputs.batch(values, refs, out, device)
 
     def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
-        """Return the rows of `refs` (int64, as in `batch.indices`); UnknownRefError outside."""
+        """Return the rows of `refs` (int64 of any shape, taken flat, as in `batch.indices`).
+
+        Each field has shape (len(refs), *shape), all of one instant; `out` and `device` as for
+        `sample`. Raises UnknownRefError for a ref outside the window; DamageError naming path and
+        offset, or OSError, where a mapped block is bad; RowError for an unfit `out`. What `out`
+        holds after an error is undefined.
+        """
+        if device is None and self._gather_exact(refs, out):
+            return exact_batch(refs, out)
         wanted = as_refs("refs", refs)
-        values = self._gather(wanted, tuple(self.schema), out)
+        values = self._gather(wanted, self._names, out)
         return self._outputs.batch(values, wanted, out, device)
 
     def gather_at(self, positions: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows at `positions` (lane * rows per lane + row id modulo rows per lane).
 
-        UnknownRefError (ref -1) where no valid row is.
+        Otherwise as `gather`; `indices` are the refs found. A position without a valid row (see
+        `refs_at`) is ref -1, which raises UnknownRefError.
         """
         wanted = as_refs("positions", positions)
         refs = np.empty(len(wanted), np.int64)
-        values = self._gather(refs, tuple(self.schema), out, positions=wanted)
+        values = self._gather(refs, self._names, out, positions=wanted)
         return self._outputs.batch(values, refs, out, device)
 
     def __getitem__(self, refs: Any) -> Batch:
         return self.gather(refs)
 
     def refs(self) -> Refs:
-        """Return the refs of all valid rows, oldest row id first."""
+        """Return the refs of all valid rows, oldest row id first: int64 of shape (rows,).
+
+        Lane after lane is looked at: with others adding meanwhile, each lane's is of its own
+        instant, and rows may have left the window by the time they are gathered.
+        """
         lanes = self.num_envs
         parts = [
             np.arange(tail, total, dtype=np.int64) * lanes + lane
@@ -119,7 +135,10 @@ class RingReading(RingBinding):
         return np.sort(np.concatenate(parts))
 
     def refs_at(self, positions: Any) -> Refs:
-        """Return the refs at `positions`, -1 where no valid row is."""
+        """Return the refs at `positions`, -1 where no valid row is: int64, (len(positions),).
+
+        All of one instant; FieldDtypeError for positions that are no integers.
+        """
         wanted = as_refs("positions", positions)
         found = np.full(len(wanted), -1, np.int64)
         self._look(lambda storage: storage.core.refs_at(wanted, found))
@@ -133,6 +152,17 @@ class RingReading(RingBinding):
         rows = np.zeros((len(refs), *values.shape[1:]), values.dtype)
         rows[refs >= 0] = values
         return rows
+
+    def _gather_exact(self, refs: Any, out: Any, *, draw: bool = False) -> bool:
+        """Gather where refs and `out` are exactly what the native core takes; whether they were."""
+        storage = self._storage
+        outputs = out.values_by_field if type(out) is Batch else out
+        if storage is None or type(outputs) is not dict:
+            return False
+        try:
+            return storage.core.gather_exact(refs, outputs, np.ndarray, draw)
+        except BlockFault as fault:
+            raise damage_error(storage, fault) from None
 
     def _gather(
         self,

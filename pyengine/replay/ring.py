@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from pyengine._native.ring import NoMemory
 from pyengine.config import SLOT_WAIT_SECONDS
-from pyengine.errors import FieldShapeError, ImmutableFieldError, UnknownRefError
+from pyengine.errors import (
+    FieldShapeError,
+    ImmutableFieldError,
+    MissingFieldError,
+    UnknownRefError,
+)
 from pyengine.format.counts import as_seconds
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.replay.column import Column
 from pyengine.replay.faults import no_memory_error
+from pyengine.replay.places import find_places
 from pyengine.replay.reading import Array, RingReading
 from pyengine.replay.rows import as_mask, as_refs, as_rows, check_names, flatten, merge, to_array
 from pyengine.replay.storage import Storage
@@ -100,8 +107,8 @@ class ReplayBuffer(RingReading):
         """Append T rows to each lane, oldest first, or to one `lane`.
 
         Each field has shape (T, lanes, *shape), or (T, *shape) with one lane or `lane=`; `mask` is
-        bool of shape (T, lanes). Errors and blocking as for `add`. An interrupt between segments
-        leaves the rows before it, whole.
+        bool of shape (T, lanes). Errors and blocking as for `add`. An interrupt leaves all of the
+        steps or none; one that ends a wait for memory leaves those added before the wait, whole.
         """
         flat = flatten(merge(rows, fields))
         lane = None if lane is None else self._lane(lane)
@@ -173,30 +180,45 @@ class ReplayBuffer(RingReading):
             storage.drop_retired()
 
     def break_episode(self, lane: int | None = None) -> None:
-        """Say that the next row of `lane` (default: every lane) does not continue the last one."""
-        lanes = range(self.num_envs) if lane is None else (self._lane(lane),)
+        """Say that the next row of `lane` (default: every lane) does not continue the last one.
 
-        def end(storage: Storage) -> None:
-            for index in lanes:
-                storage.core.break_lane(index)
-
-        self._look(end)  # without storage yet, every lane begins with a break as it is
+        All lanes at once. Takes no memory: a lane without rows begins with a break as it is.
+        ConfigError for a lane that is not there.
+        """
+        begin, count = (0, self.num_envs) if lane is None else (self._lane(lane), 1)
+        self._look(
+            lambda storage: storage.core.break_lanes(begin, count)
+        )  # without storage yet, every lane begins with a break as it is
 
     def column(self, name: str) -> Column:
-        """Return one field as an array-like of shape (capacity, *shape), indexed by position."""
+        """Return one field as an array-like of shape (capacity, *shape), indexed by position.
+
+        UnknownFieldError for a name that the schema does not have. Takes no memory.
+        """
         return Column(self, name, self._field_exists(name))
 
     def update(self, refs: Any, **fields: Any) -> int:
         """Overwrite mutable fields at `refs`; return how many refs had left the window (ignored).
 
         Values have shape (len(refs), *shape) or are one value for all; all fields of a row change
-        at once. A ref that had left counts once, however many fields were given.
-        ImmutableFieldError for an append field, UnknownRefError for a ref never handed out; nothing
-        is changed then.
+        at once. A ref that had left counts once, however many fields were given. Waits for adds and
+        the cut of a snapshot, which has all of the values or none.
+
+        Raises RowError (see pyengine.errors) naming field, expected and got, with the ring
+        unchanged: ImmutableFieldError for an append field, UnknownRefError for a ref never handed
+        out, MissingFieldError where no field is given.
         """
+        flat = flatten(fields)
+        if not flat:
+            raise MissingFieldError(
+                "update: no field was given",
+                field="fields",
+                expected=self._mutable_names,
+                got=(),
+            )
         wanted = as_refs("refs", refs)
         values: list[Array | None] = [None] * len(self._mutable_names)
-        for name, value in flatten(fields).items():
+        for name, value in flat.items():
             field = self._field_exists(name)
             if not field.mutable:
                 raise ImmutableFieldError(
@@ -209,8 +231,6 @@ class ReplayBuffer(RingReading):
             shape = np.shape(value if hasattr(value, "shape") else to_array(name, value))
             lead = () if shape == field.shape != (len(wanted), *field.shape) else (len(wanted),)
             values[self._mutable_names.index(name)] = as_rows(name, field, value, lead)
-        if not fields:
-            return 0
         lost = self._look(lambda storage: storage.core.update(wanted, values))
         if lost is None and len(wanted):
             raise UnknownRefError(
@@ -224,12 +244,10 @@ class ReplayBuffer(RingReading):
     def assign(self, name: str, index: Any, value: Array) -> None:
         """Assign to a mutable field as to an array (capacity, *shape) by position; for Column."""
 
-        def write(storage: Storage) -> None:
-            array = storage.mutable_arrays()[name]
-            storage.core.call_locked(lambda: array.__setitem__(index, value))
-
+        field, number = self.schema[name], self._mutable_names.index(name)
+        places = find_places(index, self.capacity, field.shape)
         try:
-            self._use(write)
+            values = places.spread(value)
         except ValueError as error:
             raise FieldShapeError(
                 f"field {name!r}: {error}",
@@ -237,3 +255,15 @@ class ReplayBuffer(RingReading):
                 expected="a value of the shape that the index has",
                 got=value.shape,
             ) from None
+        item_bytes = prod(places.item_shape) * values.itemsize
+        self._use(
+            lambda storage: storage.core.assign(
+                number,
+                item_bytes,
+                places.first,
+                places.step,
+                places.count,
+                places.numbers,
+                values,
+            )
+        )

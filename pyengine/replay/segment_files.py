@@ -7,6 +7,7 @@ copied, the blocks that they lie in, each once however many lanes share it.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -151,9 +152,13 @@ class SegmentFiles:
     def _map(self, name: str) -> tuple[MemoryMapping, int]:
         if name not in self._mapped:
             path = self.files[name].path
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # O_NONBLOCK: opening what is no file, a FIFO say, must not wait for ever.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                size = os.fstat(fd).st_size
+                status = os.fstat(fd)
+                size = status.st_size
+                if not stat.S_ISREG(status.st_mode):
+                    raise DamageError(f"{path}: not a regular file", path=path, offset=0)
                 if size == 0:
                     raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
                 self._mapped[name] = MemoryMapping.file(fd, size), size

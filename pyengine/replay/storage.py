@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pyengine._native.control import RingControl
 from pyengine._native.mapping import Mapping as MemoryMapping
-from pyengine._native.ring import RingCore
+from pyengine._native.ring import NoMemory, RingCore
 from pyengine.errors import ClosedError
 from pyengine.format.segment import KIND_SEGMENT, Run, header_image
 from pyengine.fs.forking import register_for_child
@@ -26,6 +26,7 @@ from pyengine.shm.arena import Arena
 
 _RESERVE_AHEAD_BYTES = 32 * 1024 * 1024
 _RESERVE_POLL_SECONDS = 0.02
+_RETRY_SECONDS = 1.0
 
 
 class Storage:
@@ -150,7 +151,10 @@ class Storage:
             self.close()
 
     def _after_fork_in_child(self) -> None:
+        # The parent's thread may have held its lock at the fork.
+        self._closing = threading.Event()
         self.core.disarm()
+        self.control.release()  # who kept it gets ClosedError, not unmapped memory
         os.close(self.seal_event)
         self.seal_event = -1
 
@@ -174,8 +178,11 @@ def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead:
         if live is None:
             return
         given: bool | None = True
-        while given and not closing.is_set():
-            given = live.reserve_ahead(ahead)
+        try:
+            while given and not closing.is_set():
+                given = live.reserve_ahead(ahead)
+        except NoMemory:  # others may let go of some; an append that needs it now says so itself
+            closing.wait(_RETRY_SECONDS)
+        del live
         if given is None:
             return
-        del live

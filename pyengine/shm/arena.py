@@ -17,7 +17,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 
-from pyengine._native.mapping import Mapping
+from pyengine._native.mapping import Mapping, reserve
 from pyengine.errors import ClosedError, ForkedProcessError, SharedMemoryError
 from pyengine.fs.forking import register_for_child
 from pyengine.shm.headroom import SHM_DIRECTORY, headroom
@@ -90,6 +90,11 @@ class Arena:
         return f"{status.st_dev}:{status.st_ino}"
 
     @property
+    def taken_bytes(self) -> int:
+        """Bytes of the region that have memory by now."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    @property
     def mapping(self) -> Mapping:
         """The whole mapping: the buffer for control blocks and atomic words."""
         return self._check()
@@ -104,21 +109,18 @@ class Arena:
         return memoryview(mapping)[offset : offset + length]
 
     def reserve(self, offset: int, length: int) -> None:
-        """Give a range memory, so that touching it cannot fail. Blocks while pages are made.
+        """Give a range memory, so that touching it cannot fail. Blocks while pages are made;
+        signals wait for the end.
 
         Raises SharedMemoryError naming the bytes needed and free; the arena is unchanged then.
         """
         self._check()
-        while True:
-            try:
-                os.posix_fallocate(self._fd, offset, length)
-                return
-            except InterruptedError:
-                continue
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                raise _no_room(self.label, length, is_memfd=self.is_memfd, cause=error) from error
+        try:
+            reserve(self._fd, offset, length)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise _no_room(self.label, length, is_memfd=self.is_memfd, cause=error) from error
 
     def close(self) -> None:
         """Let go of descriptor and mapping. Idempotent; views in use keep the mapping alive."""
@@ -204,8 +206,10 @@ def _sized(fd: int, size_bytes: int) -> int:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    # Asked for first: the call that blocks them may raise what a handler of an earlier one raises.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

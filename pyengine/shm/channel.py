@@ -2,7 +2,8 @@
 
 Messages wake and explain; nothing depends on one arriving except the descriptors that travel with
 it, and those are sent again to a restarted writer. Sending never blocks longer than asked: a
-stopped writer must not stop the trainer.
+stopped writer must not stop the trainer. A message that is too large for the socket (a schema of
+many fields) travels as a memfd, the last of its descriptors.
 
 trainer -> writer
     hello {run_dir, generation, keep_last, keep_best, size}
@@ -38,14 +39,20 @@ import msgpack
 from pyengine.errors import ClosedError
 from pyengine.fs.forking import register_for_child
 
-MAX_MESSAGE_BYTES = 64 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Largest packed message."""
+
+INLINE_BYTES = 64 * 1024
+"""Largest one that goes through the socket itself."""
 
 MAX_DESCRIPTORS = 8
 """Most descriptors that travel with one message."""
 
 SEND_SECONDS = 5.0
 """How long `send` waits for room unless told otherwise."""
+
+_ELSEWHERE = "packed_bytes"
+"""Only key of a message whose body, of so many bytes, lies in the last descriptor."""
 
 Message = dict[str, Any]
 
@@ -84,11 +91,20 @@ class Channel:
         """Send one message; False where the other side left no room for `timeout` seconds.
 
         The descriptors are duplicated into the message, the caller keeps his. Raises ClosedError
-        where the other end is gone.
+        where the other end is gone, OSError where there is no memory for a large message.
         """
         data = msgpack.packb({"kind": kind, **body})
         if len(data) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
             raise ValueError(f"message {kind!r}: {len(data)} bytes, {len(fds)} descriptors")
+        if len(data) <= INLINE_BYTES:
+            return self._send(data, fds, timeout)
+        memory = _filled_memfd(data)
+        try:
+            return self._send(msgpack.packb({_ELSEWHERE: len(data)}), (*fds, memory), timeout)
+        finally:
+            os.close(memory)
+
+    def _send(self, data: bytes, fds: Sequence[int], timeout: float) -> bool:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         deadline = time.monotonic() + timeout
         while True:
@@ -123,6 +139,8 @@ class Channel:
                 close_all(fds)
                 raise ClosedError("a message of the channel was cut short")
             message: Message = msgpack.unpackb(data)
+            if _ELSEWHERE in message:
+                message = _read_memfd(fds.pop(), message[_ELSEWHERE])
             return message, fds
 
     def close(self) -> None:
@@ -138,8 +156,8 @@ class Channel:
     def _receive_once(self) -> tuple[bytes, list[int], int]:
         item = array.array("i").itemsize
         data, ancillary, flags, _ = self._socket.recvmsg(
-            MAX_MESSAGE_BYTES,
-            socket.CMSG_SPACE(MAX_DESCRIPTORS * item),
+            INLINE_BYTES,
+            socket.CMSG_SPACE((MAX_DESCRIPTORS + 1) * item),
             socket.MSG_CMSG_CLOEXEC,
         )
         fds = array.array("i")
@@ -159,6 +177,25 @@ class Channel:
 
     def _after_fork_in_child(self) -> None:
         self._socket.close()
+
+
+def _filled_memfd(data: bytes) -> int:
+    fd = os.memfd_create("pyengine-message", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _read_memfd(fd: int, size_bytes: int) -> Message:
+    try:
+        message: Message = msgpack.unpackb(os.pread(fd, size_bytes, 0))
+    finally:
+        os.close(fd)
+    return message
 
 
 def close_all(fds: Sequence[int]) -> None:

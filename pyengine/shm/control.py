@@ -19,7 +19,8 @@ import msgpack
 
 from pyengine._native.control import Words
 from pyengine.config import PAGE_BYTES
-from pyengine.errors import SharedMemoryError
+from pyengine.errors import ForkedProcessError, SharedMemoryError
+from pyengine.fs.forking import register_for_child
 from pyengine.shm.arena import Arena
 from pyengine.shm.states import SnapshotState, StagingState, pack_word, unpack_word
 
@@ -71,14 +72,30 @@ class Outcome:
     new_bytes: int = 0
 
 
+class _NotInherited:
+    """Takes the place of words and views in a forked child, where their memory is not mapped."""
+
+    def release(self) -> None:
+        """There is nothing to let go of."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ForkedProcessError(
+            "the control block belongs to the process that made it, not to a forked child"
+        )
+
+
 class Entry:
-    """One staging slot and its snapshot. Made by EngineControl; lives as long as it does."""
+    """One staging slot and its snapshot. Made by EngineControl; lives as long as it does.
+
+    In a forked child its use raises ForkedProcessError.
+    """
 
     def __init__(self, arena: Arena, index: int) -> None:
         self.index = index
         self._offset = _ENTRIES_OFFSET + index * _ENTRY_BYTES
         self._words = Words(arena.mapping, self._offset, _ENTRY_WORDS)
         self._error = arena.view(self._offset + _ERROR_OFFSET, ERROR_BYTES)
+        register_for_child(self)
 
     @property
     def snapshot_word_offset(self) -> int:
@@ -183,10 +200,15 @@ class Entry:
         self._words.release()
         self._error.release()
 
+    def _after_fork_in_child(self) -> None:
+        inert: Any = _NotInherited()
+        self._words = self._error = inert
+
 
 class EngineControl:
     """A view of the control block in `arena`, which must outlive it. Any thread may use it.
 
+    In a forked child its use raises ForkedProcessError.
     `create` fills in a fresh arena of CONTROL_BYTES, `attach` reads one made by another process.
     """
 
@@ -204,6 +226,7 @@ class EngineControl:
         self._words = Words(arena.mapping, _WORDS_OFFSET, _WORD_COUNT)
         self._names = arena.view(_NAMES_OFFSET, 2 * _NAME.size)
         self.entries = tuple(Entry(arena, index) for index in range(ENTRY_COUNT))
+        register_for_child(self)
 
     @classmethod
     def create(cls, arena: Arena, *, generation: int, run_id: str, line: int = 0) -> EngineControl:
@@ -265,3 +288,7 @@ class EngineControl:
             entry.release()
         self._words.release()
         self._names.release()
+
+    def _after_fork_in_child(self) -> None:
+        inert: Any = _NotInherited()
+        self._words = self._names = inert

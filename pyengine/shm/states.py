@@ -10,7 +10,8 @@
                    manifest on disk)
 
 A word is (tag << 8) | state: the tag (segment key or snapshot sequence) makes a swap fail when the
-place was given to somebody else meanwhile. Words are moved by compare-and-swap only.
+place was given to somebody else meanwhile. Words are moved by compare-and-swap only, but for a
+snapshot's new PENDING: it is stored by the trainer, who has claimed the staging slot beside it.
 """
 
 from __future__ import annotations

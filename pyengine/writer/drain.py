@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
-from functools import partial
 
-from pyengine.errors import PyengineError
+from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import door, durable
 from pyengine.shm.states import SlotState
-from pyengine.writer.parts import OpenRows, spread, write_part
+from pyengine.writer.parts import OpenRows, PartFile, spread, write_part
 from pyengine.writer.ring_view import RingView
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
@@ -91,15 +90,19 @@ def _write(
     line = ring.control.line
     name = names.PartName(line, ring.control.next_file_sequence())
     temporary = names.temporary_name(session.generation, name.text)
-    task = partial(write_part, ring, rows, directory=ring.directory, name=temporary, line=line)
+
+    def task() -> PartFile:
+        ring.make_directory()
+        return write_part(ring, rows, directory=ring.directory, name=temporary, line=line)
+
     future = workers.submit(task)
     while not future.done():
         yield
     part = future.result()
     try:
-        door.active.rename(ring.path(temporary), ring.path(name.text))
+        durable.rename(ring.path(temporary), ring.path(name.text))
         durable.fsync_directory(ring.directory)
-    except OSError:
+    except (OSError, NoSpaceError):
         for lost in (temporary, name.text):
             with contextlib.suppress(OSError):
                 door.active.unlink(ring.path(lost))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pyengine.catalog.pool import FileRecordTuple
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader, Extent
@@ -20,6 +20,9 @@ from pyengine.writer.parts import OpenRows
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Loop:
         self._trainer = trainer
         self._signal_fd = signal_fd
         self._segments = SegmentWriter(session, workers)
-        self._queue = SnapshotQueue(session, self._segments, workers)
+        self._queue = SnapshotQueue(session, self._segments, workers, self._receive)
         self._warm: list[tuple[RingView, Iterator[None]]] = []
         self._drain: Iterator[None] | None = None
         self._ending = Ending.NONE
@@ -71,6 +71,7 @@ class Loop:
         while True:
             self._wait()
             self._receive()
+            self._session.take_again()
             self._look_at_trainer()
             self._segments.step()
             self._queue.step()

@@ -1,8 +1,8 @@
 """The writer process: a fresh interpreter without torch and NumPy, started by the trainer.
 
-`python -m pyengine.writer <socket fd>`, or `main([fd])` in an interpreter whose import path is the
-trainer's. It outlives the trainer to drain. Exit status 0: everything was finished; 1: it was not;
-2: it never got to work.
+`python -m pyengine.writer <socket fd> <pidfd of the trainer>`, or `main` with the same two in an
+interpreter whose import path is the trainer's. It outlives the trainer to drain. Exit status 0:
+everything was finished; 1: it was not; 2: it never got to work.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pyengine.writer.workers import Workers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a writer over the inherited socket whose number is the only argument."""
-    (fd,) = sys.argv[1:] if argv is None else argv
+    """Run a writer over the inherited socket, for the process of the inherited pidfd."""
+    fd, pidfd = sys.argv[1:] if argv is None else argv
     _leave_terminal()
     with Channel.from_fd(int(fd)) as channel:
-        trainer = Trainer()
+        trainer = Trainer(int(pidfd))
         session = _greet(channel)
         if session is None:
             return 2

@@ -95,6 +95,8 @@ def _aged_files(ring: RingView, tails: tuple[int, ...]) -> list[str]:
 def _listed(ring: RingView) -> list[str]:
     try:
         return os.listdir(ring.directory)
+    except FileNotFoundError:
+        return []  # no file of the ring was written yet
     except OSError as error:
         # A chore must not end the writer; segments that cannot be written say so themselves.
         logger.warning("ring %s: aged-out files stay for now: %s", ring.name, error)

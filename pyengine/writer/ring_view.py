@@ -1,6 +1,7 @@
 """A ring as the writer sees it: its control block, its slots, and where its files lie.
 
-Built from the arena alone, so that a restarted writer finds everything again. The trainer may free
+Built from the arena alone, so that a restarted writer finds everything again; nothing touches the
+disk here before a file is written. The trainer may free
 any slot but an OPEN one between two looks; whoever reads a slot looks at its word again afterwards.
 """
 
@@ -8,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyengine._native.control import RingControl
-from pyengine.catalog.pool import FileRecordTuple, pool_directory
+from pyengine.catalog.pool import pool_directory
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.schema import Schema
@@ -19,6 +20,9 @@ from pyengine.format.segment import SegmentLayout, plan_layout
 from pyengine.fs import durable
 from pyengine.shm.arena import Arena
 from pyengine.shm.states import SlotState
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 class RingView:
@@ -36,11 +40,10 @@ class RingView:
             self.schema.append_fields, self.control.segment_rows
         )
         self.directory = pool_directory(run_dir, name)
-        self.lines: set[int] = set()
-        """Lines that files of this ring were written under by this process."""
+        self.lines: set[int] = self._lines_of_files()
+        """Lines that files which the ring has or had were written under."""
         self.cut_totals: list[int] | None = None
         """Rows per lane that the newest committed snapshot ends with."""
-        durable.make_directory(self.directory)
 
     @property
     def segment_rows(self) -> int:
@@ -93,6 +96,18 @@ class RingView:
             if self.control.slot_word(slot) == (key, SlotState.PERSISTED):
                 return record
 
+    def _lines_of_files(self) -> set[int]:
+        control = self.control
+        lines = {control.slot_file(slot)[0] for slot, _ in control.slots_in(SlotState.PERSISTED)}
+        for lane in range(control.lanes):
+            first = control.tail(lane) // self.segment_rows
+            end = -(-control.total_count(lane) // self.segment_rows)
+            for segment in range(first, end):
+                place = control.place(lane, segment)
+                if isinstance(place, tuple):
+                    lines.add(place[0])
+        return lines
+
     def take_back(self) -> None:
         """Undo what a dead writer had begun: its files may be half-written, or not durable."""
         for state in (SlotState.PERSISTING, SlotState.WRITTEN):
@@ -102,6 +117,14 @@ class RingView:
     def path(self, name: str) -> str:
         """Return the path of a file in the pool."""
         return os.path.join(self.directory, name)
+
+    def make_directory(self) -> None:
+        """Make the ring's directory in the pool where it is not there; any thread.
+
+        Whoever writes into it calls this, so that a failure is that of a write, and made good as
+        one.
+        """
+        durable.make_directory(self.directory)
 
     def close(self) -> None:
         """Let go of the arena and the eventfd."""

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyengine._native import hashing
-from pyengine.catalog.pool import FileRecordTuple
-from pyengine.errors import PyengineError
+from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.segment import set_counts
@@ -31,6 +31,9 @@ from pyengine.shm.states import SlotState
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 IN_FLIGHT = 4
 """Segments under way at a time."""
@@ -202,9 +205,9 @@ class SegmentWriter:
             batch = [(job, record) for job, record in won if job.ring is ring]
             try:
                 for job, record in batch:
-                    door.active.rename(ring.path(job.temporary), ring.path(pool_name(record)))
+                    durable.rename(ring.path(job.temporary), ring.path(pool_name(record)))
                 durable.fsync_directory(ring.directory)
-            except OSError as error:
+            except (OSError, NoSpaceError) as error:
                 for job, record in batch:
                     _unlink(ring.path(job.temporary))
                     _unlink(ring.path(pool_name(record)))
@@ -255,8 +258,11 @@ def _write(job: _Job, writing: threading.Semaphore) -> _Image:
     ring = job.ring
     image = ring.image(job.slot)
     set_counts(image, ring.layout, ring.segment_rows)
-    (line,) = struct.unpack_from("<Q", image, _LINE_OFFSET)
+    # Rows that were there before the run began were not given a line when their segment opened.
+    line = ring.control.line
+    struct.pack_into("<Q", image, _LINE_OFFSET, line)
     checksum = hashing.seal_image(image)
+    ring.make_directory()
     with writing:
         durable.write_file(ring.directory, job.temporary, [image], direct=True, hashed=False)
     return _Image(line, checksum)

@@ -1,17 +1,20 @@
 """What the trainer handed over: run directory, control block, rings, staging arenas.
 
 Messages only fill this in. A restarted writer is given the same again and finds the rest in shared
-memory.
+memory. What cannot be taken over for want of memory is kept and tried again, and what it was to
+replace stays until then: the trainer hands nothing over twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.errors import ClosedError, PyengineError
+from pyengine.errors import ClosedError, PyengineError, SharedMemoryError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.shm.arena import Arena
@@ -21,6 +24,7 @@ from pyengine.shm.states import SnapshotState, StagingState
 from pyengine.writer.ring_view import RingView
 
 _ANNOUNCED_FDS = {"ring": 2, "staging": 1}
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +59,75 @@ class Session:
         self.bytes_written = 0
         """Bytes written since the last committed snapshot."""
         self._warned: set[str] = set()
+        self._untaken: dict[tuple[str, Any], tuple[Message, list[int]]] = {}
+        self._retry_at = 0.0
+        self._refused: dict[str, str] = {}
 
     def take(self, message: Message, fds: list[int]) -> None:
         """Take in a message that hands something over; others are ignored here.
 
-        What cannot be used is logged and told, and its descriptors are closed.
+        Its descriptors are closed once it was taken. What makes no sense is logged and told.
         """
-        kind = message.get("kind")
-        if _ANNOUNCED_FDS.get(str(kind), 0) != len(fds):
+        kind = str(message.get("kind"))
+        if _ANNOUNCED_FDS.get(kind, 0) != len(fds):
             close_all(fds)
             logger.error("message %r came with %d descriptors", kind, len(fds))
-            return
+        elif kind in _ANNOUNCED_FDS:
+            key = (kind, message.get("name", message.get("index")))
+            _, outdated = self._untaken.pop(key, (message, []))
+            close_all(outdated)
+            self._take(key, message, fds)
+
+    def take_again(self) -> None:
+        """Try again, now and then, what could not be taken over."""
+        if self._untaken and time.monotonic() >= self._retry_at:
+            for key, (message, fds) in list(self._untaken.items()):
+                del self._untaken[key]
+                self._take(key, message, fds)
+
+    def _take(self, key: tuple[str, Any], message: Message, fds: list[int]) -> None:
+        warning = f"take {key}"
         try:
-            if kind == "ring":
+            if key[0] == "ring":
                 self._take_ring(message, fds)
-            elif kind == "staging":
-                arena = Arena.attach(fds[0], message["size"], f"staging {message['index']}")
-                former = self.stagings.get(message["index"])
-                self.stagings[message["index"]] = StagingArena(message["version"], arena)
-                if former is not None:
-                    former.arena.close()
-        except (PyengineError, OSError, ValueError, KeyError) as error:
-            self.warn(f"{kind} could not be taken over: {error}")
+            else:
+                self._take_staging(message, fds)
+        except (SharedMemoryError, OSError) as error:
+            self._untaken[key] = (message, fds)
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            self.warn(f"{key[0]} {key[1]} cannot be taken over yet: {error}", once=warning)
+            return
+        except (PyengineError, ValueError, KeyError) as error:
+            self.warn(f"{key[0]} {key[1]} could not be taken over: {error}")
+            if key[0] == "ring":
+                self._refused[str(key[1])] = str(error)
+        close_all(fds)
+        self.no_longer(warning)
 
     def _take_ring(self, message: Message, fds: list[int]) -> None:
-        arena_fd, seal_event = fds
+        name, size_bytes = message["name"], message["size"]
+        arena = Arena.attach(os.dup(fds[0]), size_bytes, f"ring {name}")
+        seal_event = -1
         try:
-            arena = Arena.attach(arena_fd, message["size"], f"ring {message['name']}")
+            seal_event = os.dup(fds[1])
+            ring = RingView(name, arena, seal_event, schema=message["schema"], run_dir=self.run_dir)
         except BaseException:
             close_all([seal_event])
+            arena.close()
             raise
-        former = self.rings.pop(message["name"], None)
+        ring.take_back()
+        former = self.rings.pop(name, None)
         if former is not None:
             self.retired.append(former)
-        ring = RingView(
-            message["name"], arena, seal_event, schema=message["schema"], run_dir=self.run_dir
-        )
-        ring.take_back()
-        self.rings[ring.name] = ring
+        self.rings[name] = ring
+
+    def _take_staging(self, message: Message, fds: list[int]) -> None:
+        index, version, size_bytes = message["index"], message["version"], message["size"]
+        arena = Arena.attach(os.dup(fds[0]), size_bytes, f"staging {index}")
+        former = self.stagings.get(index)
+        self.stagings[index] = StagingArena(version, arena)
+        if former is not None:
+            former.arena.close()
 
     def descriptor(self, entry: Entry) -> SnapshotDescriptor | None:
         """Return the descriptor of a staged snapshot, or None until its arena has arrived."""
@@ -101,6 +136,16 @@ class Session:
         if staging is None or staging.version != place.arena_version:
             return None
         return SnapshotDescriptor.unpack(bytes(staging.arena.view(place.offset, place.length)))
+
+    def has_rings(self, descriptor: SnapshotDescriptor) -> bool:
+        """Whether every ring of a snapshot has arrived; a new writer is given them one by one.
+
+        Raises SnapshotFailedError for one that could not be taken over and never will be.
+        """
+        for cut in descriptor.rings:
+            if cut.name in self._refused:
+                raise SnapshotFailedError(f"ring {cut.name}: {self._refused[cut.name]}")
+        return all(cut.name in self.rings for cut in descriptor.rings)
 
     def take_back(self) -> None:
         """Undo what a dead writer had begun: WRITING goes back to STAGED.
@@ -152,6 +197,9 @@ class Session:
         for staging in self.stagings.values():
             staging.arena.close()
         self.stagings.clear()
+        for _, fds in self._untaken.values():
+            close_all(fds)
+        self._untaken.clear()
         self.control.release()
         self.control.arena.close()
         self.channel.close()

@@ -142,6 +142,7 @@ class SnapshotJob:
             keep_last=session.keep_last,
             keep_best=session.keep_best,
             visible=visible,
+            lines_in_use={name: ring.lines for name, ring in session.rings.items()},
         )
         if info is None:
             raise CancelledError

@@ -16,7 +16,7 @@ from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import FileRecord
-from pyengine.fs import door, durable
+from pyengine.fs import durable
 from pyengine.shm.arena import Arena
 from pyengine.writer.extents import PieceFinder, Pieces, buffer_header
 from pyengine.writer.parts import OpenRows, PartFile, spread, write_part
@@ -210,7 +210,7 @@ class SnapshotFiles:
         for depth in range(1, len(parts) + 1):
             directory = "/".join(parts[:depth])
             if directory not in self._directories:
-                door.active.mkdir(os.path.join(self._directory, directory))
+                durable.make_new_directory(os.path.join(self._directory, directory))
                 self._directories.add(directory)
 
     def _sync_directories(self) -> None:

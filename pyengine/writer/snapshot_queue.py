@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pyengine.errors import DamageError, SnapshotFailedError
 from pyengine.events import logger
@@ -17,10 +17,20 @@ from pyengine.writer.workers import Workers
 
 
 class SnapshotQueue:
-    """Takes staged snapshots up and steps the one under way. Main thread only."""
+    """Takes staged snapshots up and steps the one under way. Main thread only.
 
-    def __init__(self, session: Session, segments: SegmentWriter, workers: Workers) -> None:
+    `receive` takes in every message that has arrived.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        segments: SegmentWriter,
+        workers: Workers,
+        receive: Callable[[], None],
+    ) -> None:
         self._session = session
+        self._receive = receive
         self._segments = segments
         self._workers = workers
         self._staleness = StalenessWatch()
@@ -47,9 +57,16 @@ class SnapshotQueue:
         """With a dead trainer: what is staged in memory that never arrived cannot be written."""
         for entry in self._session.control.entries:
             sequence, state = entry.staging
-            if state == StagingState.STAGED and self._session.descriptor(entry) is None:
+            if state == StagingState.STAGED and not self._is_here(entry):
                 entry.fail(sequence, {"type": "SnapshotFailedError", "message": "never arrived"})
                 entry.move_staging(sequence, StagingState.STAGED, StagingState.FREE)
+
+    def _is_here(self, entry: Entry) -> bool:
+        try:
+            descriptor = self._session.descriptor(entry)
+            return descriptor is not None and self._session.has_rings(descriptor)
+        except (DamageError, SnapshotFailedError, ValueError):
+            return True  # it cannot be read, which `_take_up` tells
 
     def _next_staged(self) -> Entry | None:
         staged = [
@@ -65,6 +82,8 @@ class SnapshotQueue:
         entry = self._next_staged()
         if entry is None:
             return False
+        # What a snapshot needs was sent before it was STAGED: so it is here now.
+        self._receive()
         sequence, _ = entry.staging
         found, state = entry.snapshot
         if found != sequence or state not in (SnapshotState.PENDING, SnapshotState.COMMITTING):
@@ -77,13 +96,14 @@ class SnapshotQueue:
             descriptor = self._session.descriptor(entry)
             if descriptor is not None and descriptor.sequence != sequence:
                 raise SnapshotFailedError("the descriptor is that of another snapshot")
+            is_here = descriptor is not None and self._session.has_rings(descriptor)
         except (DamageError, SnapshotFailedError, ValueError) as error:
             logger.error("snapshot %d cannot be read: %s", sequence, error)
             entry.fail(sequence, error_record(error))
             entry.move_staging(sequence, StagingState.STAGED, StagingState.FREE)
             self._session.tell("failed", sequence=sequence)
             return self._take_up()
-        if descriptor is None:
+        if descriptor is None or not is_here:
             return False
         if not entry.move_staging(sequence, StagingState.STAGED, StagingState.WRITING):
             return self._take_up()

@@ -7,20 +7,15 @@ import select
 
 
 class Trainer:
-    """The parent process, watched through a pidfd, which this object owns."""
+    """The process that started this one, watched through its pidfd, which this object owns.
 
-    def __init__(self) -> None:
-        pid = os.getppid()
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.pidfd = _ended()
-        else:
-            # Had it died before, its number might be another process's by now, but then it is no
-            # longer our parent.
-            if os.getppid() != pid:
-                os.close(self.pidfd)
-                self.pidfd = _ended()
+    The descriptor is inherited: a parent that died before anybody here looked has no process id by
+    which it could be told from the one that took its children over.
+    """
+
+    def __init__(self, pidfd: int) -> None:
+        os.set_inheritable(pidfd, False)
+        self.pidfd = pidfd
 
     def is_dead(self) -> bool:
         """Whether the trainer has ended."""
@@ -35,8 +30,3 @@ class Trainer:
     def close(self) -> None:
         """Stop watching."""
         os.close(self.pidfd)
-
-
-def _ended() -> int:
-    """Return a descriptor that is readable from the start, as a dead process's pidfd is."""
-    return os.eventfd(1, os.EFD_CLOEXEC)

@@ -11,15 +11,19 @@ import mmap
 import os
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyengine._native import hashing
-from pyengine.catalog.pool import FileRecordTuple, snapshot_links
+from pyengine.catalog.pool import snapshot_links
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
+
+if TYPE_CHECKING:
+    from pyengine._native.control import FileRecordTuple
 
 
 def warm_steps(session: Session, workers: Workers, ring: RingView) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -15,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,30 +204,55 @@ def committed(run_dir: Any) -> list[str]:
     return [info.name for info in scan_snapshots(os.fspath(run_dir)).snapshots]
 
 
-def interrupted_at(place: int, call: Any, *, event: str = "line") -> tuple[bool, Any]:
-    """Call `call` and raise KeyboardInterrupt before the n-th line (or, with `event`, the n-th
-    "opcode") of ours that this thread runs.
+@functools.cache
+def _with_lines(path: str) -> frozenset[int]:
+    """Return the first lines of all `with` statements of a source file."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    return frozenset(node.lineno for node in ast.walk(tree) if isinstance(node, ast.With))
 
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(
+    place: int, call: Any, *, event: str = "line", act: Callable[[], None] = _interrupt
+) -> tuple[bool, Any]:
+    """Call `call` and raise KeyboardInterrupt before the n-th line (or, with `event`, the n-th
+    "opcode") of ours that this thread runs; `act` does something else there.
+
+    The way out of a `with` block is passed over: between its last statement and the call of
+    `__exit__` the interpreter looks at no signal, but a trace function would be heard.
     Return (whether that place was reached, the result or None).
     """
     left = place
     wanted = event
+    entered: set[tuple[int, int]] = set()
+
+    def leaves_block(frame: Any) -> bool:
+        if frame.f_lineno not in _with_lines(frame.f_code.co_filename):
+            return False
+        if (id(frame), frame.f_lineno) in entered:
+            return True
+        entered.add((id(frame), frame.f_lineno))
+        return False
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
         if "/pyengine/" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = wanted == "opcode"
-        if event == wanted:
+        if event == wanted and not (event == "line" and leaves_block(frame)):
             left -= 1
             if left == 0:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                act()
         return trace
 
     sys.settrace(trace)
     try:
-        return False, call()
+        result = call()
+        return left <= 0, result
     except KeyboardInterrupt:
         return True, None
     finally:

@@ -184,7 +184,11 @@ def test_a_forked_child_that_outlives_its_owner_keeps_nothing(
     assert len(committed(run_dir)) == 1
 
 
-def test_a_rank_above_zero_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_is_refused_the_run_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    pyengine.SnapshotEngine(tmp_path / "run").close()
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(errors.RunDirectoryError, match="rank 1"):
         pyengine.SnapshotEngine(tmp_path / "run")

@@ -51,13 +51,32 @@ def test_a_truncated_file_is_told_from_a_changed_one(saved: tuple[Path, dict[str
             engine.restore()
 
 
-def damage_a_segment(run_dir: Path) -> Path:
+def damage_a_segment(run_dir: Path, offset: int = 4096 + 40) -> Path:
+    """Change a byte of the oldest full segment: by default one of a row of the first field."""
     directory = run_dir / "snapshots" / committed(run_dir)[-1] / "buffer" / "replay"
     file = sorted(directory.glob("segment-*-0-0-8-*.seg"))[0]
     data = bytearray(file.read_bytes())
-    data[4096 + 40] ^= 1  # a row of the first field
+    data[offset] ^= 1
     file.write_bytes(data)
     return file
+
+
+@pytest.mark.parametrize("offset", [300, 4096 + 40])
+def test_damage_in_a_segment_that_is_found_at_once_changes_nothing(
+    saved: tuple[Path, dict[str, str]], offset: int
+) -> None:
+    """A field table in a header, found in any restore; a row, found in an eager one."""
+    run_dir, _ = saved
+    file = damage_a_segment(run_dir, offset)
+    with tracking(run_dir) as (engine, training):
+        training.insert(0)
+        before = training.digest()
+        with pytest.raises(errors.DamageError) as caught:
+            engine.restore(eager=offset > 4096)
+        assert caught.value.path == str(file)
+        assert training.digest() == before
+        with pytest.raises(errors.UnrestoredRunError):
+            engine.tick(0)
 
 
 @pytest.mark.parametrize("eager", [False, True])

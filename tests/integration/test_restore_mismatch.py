@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from program import Training, new_ring
 
@@ -97,3 +98,18 @@ def test_state_that_does_not_fit_changes_nothing(saved: tuple[Path, dict[str, st
         assert report.component("replay").found == "skipped"
         assert report.rows == 0
         assert len(training.ring) == 0
+
+
+def test_another_kind_of_object_under_a_saved_name_is_refused(
+    saved: tuple[Path, dict[str, str]],
+) -> None:
+    objects = fresh_objects()
+    training = objects.pop("training")
+    del objects["counters"]
+    digest = training.digest()
+    with pyengine.SnapshotEngine(saved[0]) as engine:
+        engine.track(**objects, counters=np.zeros(3))
+        with pytest.raises(errors.StateMismatchError) as refused:
+            engine.restore()
+    assert (refused.value.expected, refused.value.got) == ("tensor", "counters")
+    assert training.digest() == digest

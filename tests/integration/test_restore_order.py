@@ -52,6 +52,32 @@ def test_an_interrupted_restore_poisons_until_one_succeeds(tmp_path: Path) -> No
     assert not list((run_dir / "recovery").glob("restoring.*"))
 
 
+def test_a_state_that_its_object_refuses_changes_nothing(tmp_path: Path) -> None:
+    class Sized(Breaks):
+        size = 3
+
+        def get_state(self) -> dict[str, int]:
+            return {"value": self.value, "size": self.size}
+
+        def check_state(self, state: dict[str, int]) -> None:
+            if state["size"] != self.size:
+                raise ValueError(f"{state['size']} agents")
+
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(a=torch.ones(3), b=Sized(0))
+        engine.snapshot(0).wait(60)
+    first, second = torch.zeros(3), Sized(0)
+    second.size = 4
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(a=first, b=second)
+        with pytest.raises(errors.StateMismatchError, match="3 agents"):
+            engine.restore()
+        assert first.tolist() == [0, 0, 0]
+        second.size = 3
+        assert engine.restore()
+        assert first.tolist() == [1, 1, 1]
+
+
 def test_generators_are_set_after_every_user_callable(tmp_path: Path) -> None:
     class Draws(Breaks):
         def set_state(self, state: dict[str, int]) -> None:

@@ -61,6 +61,22 @@ def test_a_ring_restored_without_rows_in_mid_segment_takes_rows_again(
             assert np.array_equal(rows["check"], rows["number"] * 3 + 1)
 
 
+def test_a_ring_that_is_skipped_is_empty_whatever_it_held(
+    saved: tuple[Path, dict[str, str]],
+) -> None:
+    run_dir, _ = saved
+    with tracking(run_dir) as (engine, training):
+        for number in range(3):
+            training.insert(100 + number)
+        assert engine.restore(replay="skip").component("replay").rows == 0
+        assert (len(training.ring), training.ring.total_count.tolist()) == (0, [0, 0, 0, 0])
+        training.insert(7)
+        engine.snapshot(20).wait(60)
+    with tracking(run_dir, seed=6) as (engine, again):
+        engine.restore()
+        assert again.ring[again.ring.refs()]["number"].tolist() == [7] * again.ring.num_envs
+
+
 def test_environment_state_keeps_episodes_whole_and_its_absence_breaks_them(
     tmp_path: Path,
 ) -> None:

@@ -335,3 +335,37 @@ def test_close_takes_a_final_snapshot_and_ends_everything(tmp_path: Path) -> Non
         with pytest.raises(errors.ClosedError):
             call()
     training.step(1)  # the ring works on without an engine
+
+
+def test_a_schema_of_any_size_reaches_the_writer(tmp_path: Path) -> None:
+    names = [f"{number:04d}{'x' * 57}" for number in range(1000)]
+    ring = pyengine.ReplayBuffer(dict.fromkeys(names, ((), "float32")), capacity=64)
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(replay=ring)
+        engine.restore()
+        ring.add(dict.fromkeys(names, 1.0))
+        assert engine.snapshot(0).wait(60)
+
+
+@pytest.mark.parametrize("call", ["restore", "close", "wait"])
+def test_what_would_wait_for_its_own_tick_is_an_error(tmp_path: Path, call: str) -> None:
+    engine = pyengine.SnapshotEngine(tmp_path / "run")
+    calls = {
+        "restore": engine.restore,
+        "close": engine.close,
+        "wait": lambda: engine.snapshot(7).wait(),
+    }
+    caught: list[type[Exception]] = []
+
+    def get() -> int:
+        try:
+            calls[call]()
+        except errors.PyengineError as error:
+            caught.append(type(error))
+        return 1
+
+    with engine:
+        engine.track(environment=pyengine.EnvironmentState(get=get, set=lambda state: None))
+        engine.restore()
+        assert engine.snapshot(1).wait(60)
+    assert caught == [errors.NestedCallError]

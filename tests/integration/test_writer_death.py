@@ -291,6 +291,7 @@ def test_a_stopped_writer_never_holds_the_loop_beyond_the_bound(
             pending = engine.snapshot(39)
             for step in range(40, 120):
                 training.step(step)
+            assert engine.tick(119) is None
             with pytest.raises(errors.SnapshotCancelledError):
                 pending.wait(1)
             second = engine.snapshot(119)

@@ -3,6 +3,8 @@
 Schedulers, scalers, anything with get_state/set_state or state_dict/load_state_dict, environments.
 
 What goes back is built anew from the snapshot, so that a restore that fails has touched nothing.
+Whether a state fits, only its object knows: where that has a `check_state(state)` it is asked
+before anything of a restore changes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pyengine.capture.tree import Encoder, Node
 
 
 class StatefulComponent(Component):
-    """An object with get_state/set_state or state_dict/load_state_dict."""
+    """An object with get_state/set_state or state_dict/load_state_dict, and maybe check_state."""
 
     kind = "state"
     phase = Phase.STATE
@@ -52,9 +54,19 @@ class StatefulComponent(Component):
         how = self._methods().how
         if saved["how"] != how:
             raise self._mismatch("state from another method", how, saved["how"])
-        self._fresh(decoded)
+        self._ask(self._fresh(decoded))
         here = type_name(self.value)
         return () if saved["type"] == here else (f"{self.name}: {saved['type']} goes into {here}",)
+
+    def _ask(self, state: Any) -> None:
+        """Let the object refuse a state, by any exception."""
+        check_state = getattr(self.value, "check_state", None)
+        if callable(check_state):
+            try:
+                check_state(state)
+            except Exception as error:
+                what = f"check_state() refuses the saved state: {type(error).__name__}: {error}"
+                raise self._mismatch(what, type_name(self.value), type(state).__name__) from error
 
     def _fresh(self, decoded: Decoded) -> Any:
         return Merge(self.name).fresh(decoded.value["tree"])

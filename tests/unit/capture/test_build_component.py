@@ -15,7 +15,7 @@ from pyengine.capture.build import build_component
 from pyengine.capture.component import Phase
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import ProcessRngComponent
-from pyengine.errors import ConfigError, UntrackableError
+from pyengine.errors import UntrackableError
 
 
 @dataclasses.dataclass
@@ -106,9 +106,3 @@ def test_refusal_shows_the_right_form(value, form):
     assert form in str(caught.value)
     assert caught.value.component == "x"
     assert isinstance(caught.value, TypeError)
-
-
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\\b", "a\nb", "x" * 101])
-def test_name_that_is_no_file_name_is_refused(name):
-    with pytest.raises(ConfigError):
-        build_component(name, {})

@@ -269,12 +269,23 @@ def test_second_writer_of_a_generation_waits(run_dir, spawn):
             assert generation.read_party(run_dir, 1, "owner").identity.pid == os.getpid()
 
 
-def test_rank_above_zero_is_refused(run_dir, monkeypatch):
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_rank_is_refused_the_directory_of_another(run_dir, monkeypatch, is_alive):
     monkeypatch.setenv("RANK", "0")
-    claim_run(run_dir).release()
+    claim = claim_run(run_dir)
+    if not is_alive:
+        claim.release()
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(RunDirectoryError, match="rank 2"):
         claim_run(run_dir)
+    claim.release()
+
+
+def test_ranks_may_have_directories_of_their_own(tmp_path, monkeypatch):
+    for _ in range(2):
+        for rank in range(3):
+            monkeypatch.setenv("RANK", str(rank))
+            claim_run(str(tmp_path / f"rank{rank}")).release()
 
 
 def test_single_snapshot_is_not_a_run(run, make):

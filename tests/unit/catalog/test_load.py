@@ -18,6 +18,7 @@ import pyengine
 from pyengine.capture.build import build_component
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.catalog import load as load_module
 from pyengine.errors import (
     ComponentMismatchError,
     ConfigError,
@@ -145,3 +146,15 @@ def test_reading_needs_no_native_code(tmp_path, objects):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "['counters', 'optimizer', 'policy']\n['pyengine._native.mapping']\n"
+
+
+def test_a_snapshot_that_is_pruned_while_it_is_read_gives_way_to_its_successor(
+    tmp_path, objects, monkeypatch
+):
+    run = write(tmp_path / "s", objects)
+    newest = load_module.choose_snapshot(run)
+    gone = dataclasses.replace(newest, path=newest.path + "-pruned")
+    answers = [gone, newest]
+    monkeypatch.setattr(load_module, "choose_snapshot", lambda path: answers.pop(0))
+    assert pyengine.load(run, only=["counters"])
+    assert answers == []

@@ -83,15 +83,14 @@ def test_the_highest_value_of_a_metric_stays_and_nan_is_none():
     assert _plan(run, [_line(A)], keep_last=2, keep_best="other") == _named(*run[:4])
 
 
-def test_locked_and_newest_verified_stay():
+def test_newest_verified_stays():
     gone = _plan(
         ON_A,
         [_line(A)],
         keep_last=1,
-        locked={ON_A[1].name},
         verified={ON_A[0].name, ON_A[2].name},
     )
-    assert gone == _named(ON_A[0], ON_A[3])
+    assert gone == _named(ON_A[0], ON_A[1], ON_A[3])
 
 
 def test_resumed_run_keeps_n_and_not_one_for_every_resume():

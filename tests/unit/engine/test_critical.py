@@ -56,6 +56,39 @@ def test_a_handler_meets_no_lock_that_its_own_thread_holds(usr1: Any) -> None:
     assert seen == [True]
 
 
+def test_where_no_thread_can_be_started_the_call_is_whole_all_the_same(
+    usr1: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the interpreter's shutdown, where Python 3.12 refuses new threads."""
+    order: list[str] = []
+    usr1(lambda *_: order.append("handler"))
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def work() -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        order.append("work")
+        return "done"
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run_whole(work) == "done"
+    assert order == ["work", "handler"]
+
+
+def test_a_handler_that_raises_before_the_call_begins_prevents_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise RuntimeError("of a handler")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    called: list[int] = []
+    with pytest.raises(RuntimeError, match="of a handler"):
+        run_whole(lambda: called.append(1))
+    assert called == []
+
+
 def test_another_thread_calls_directly() -> None:
     names: list[str] = []
     thread = threading.Thread(
@@ -101,3 +134,17 @@ def test_a_signal_handler_is_recognised_from_deep_inside(usr1: Any, form: str) -
     signal.raise_signal(signal.SIGUSR1)
     assert handlers.seen == [True]
     assert not is_in_signal_handler()
+
+
+@pytest.mark.parametrize("must", [False, True])
+def test_what_lets_go_runs_even_where_an_interrupt_comes_before_it_began(
+    monkeypatch: pytest.MonkeyPatch, must: bool
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(lambda: done.append(1), even_if_interrupted=must)
+    assert done == [1] * must

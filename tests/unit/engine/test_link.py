@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ class FakeWriter:
 
     made: list[FakeWriter]
 
-    def __init__(self) -> None:
+    def __init__(self, path: Sequence[str]) -> None:
+        self.path = path
         self.channel, self.theirs = Channel.pair()
         self.alive = True
         self.released = False
@@ -139,6 +140,23 @@ def test_the_next_writer_gets_the_memory_whatever_became_of_its_number(
         os.close(number)
         os.close(event)
         link.release()
+
+
+def test_the_next_writer_imports_from_where_the_first_did(
+    writers: list[FakeWriter], control: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory is gone by then; a relative entry of the path means what it meant."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.syspath_prepend("relative")
+    link = new_link(control, tmp_path)
+    (tmp_path / "gone").rmdir()
+    writers[0].alive = False
+    link.poll()
+    assert [writer.path for writer in writers] == [writers[0].path] * 2
+    assert writers[0].path[0] == str(tmp_path / "gone" / "relative")
+    link.release()
 
 
 def test_a_link_closes_every_descriptor_it_made(

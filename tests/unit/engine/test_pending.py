@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,9 @@ class Watch:
 
     def read_info(self, name: str) -> Any:
         return f"info of {name}"
+
+    def is_this_threads_turn(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -111,6 +116,35 @@ def test_an_error_that_wait_raised_is_not_told_again(control: EngineControl) -> 
     assert pending.take_error() is None
 
 
+def test_a_snapshot_that_was_given_up_is_an_error_only_for_who_waits(
+    control: EngineControl,
+) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    entry.cancel(7)
+    assert pending.take_error() is None
+    with pytest.raises(errors.SnapshotCancelledError):
+        pending.wait(0)
+
+
+def test_in_a_forked_child_only_what_was_known_can_be_read(control: EngineControl) -> None:
+    decided, pending = begin(Watch(), control.entries[0]), begin(Watch(), control.entries[1])
+    commit(control.entries[0])
+    assert decided.is_done
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            assert decided.is_done
+            for call in (lambda: pending.state, lambda: pending.wait(0), pending.take_error):
+                with pytest.raises(errors.ForkedProcessError):
+                    call()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.state == SnapshotState.PENDING
+
+
 def test_the_fate_outlives_the_reuse_of_its_entry(control: EngineControl) -> None:
     entry = control.entries[0]
     pending = begin(Watch(), entry)
@@ -135,3 +169,38 @@ def test_waiting_for_a_pending_snapshot_of_a_closed_engine_raises(control: Engin
     pending.detach()
     with pytest.raises(errors.ClosedError):
         pending.wait(1)
+
+
+def test_a_thread_that_looked_late_does_not_undo_what_another_has_seen(
+    control: EngineControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = control.entries[0]
+    pending = begin(Watch(), entry)
+    look = Entry.snapshot.fget
+    assert look is not None
+
+    def look_while_another_thread_settles(one: Entry) -> tuple[int, SnapshotState]:
+        monkeypatch.setattr(Entry, "snapshot", property(look))
+        commit(entry)
+        assert pending.state == SnapshotState.COMMITTED
+        assert entry.move_staging(7, StagingState.STAGING, StagingState.FREE)
+        assert entry.claim(9)
+        entry.begin(9)
+        return look(one)
+
+    monkeypatch.setattr(Entry, "snapshot", property(look_while_another_thread_settles))
+    assert pending.state == SnapshotState.COMMITTED
+    assert pending.error is None
+
+
+def test_waiting_for_a_snapshot_that_was_pruned_says_so(control: EngineControl) -> None:
+    class PrunedWatch(Watch):
+        def read_info(self, name: str) -> Any:
+            raise FileNotFoundError(name)
+
+    entry = control.entries[0]
+    pending = begin(PrunedWatch(), entry)
+    commit(entry)
+    with pytest.raises(errors.SnapshotPrunedError, match="keep_last"):
+        pending.wait(5)
+    assert pending.state == SnapshotState.COMMITTED

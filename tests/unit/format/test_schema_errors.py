@@ -9,6 +9,7 @@ import torch
 from pyengine import Field, ReplayBuffer, Schema
 from pyengine.errors import SchemaError
 from pyengine.format.dtypes import BY_NAME
+from pyengine.format.schema import MAX_FIELDS
 
 NAMES = [
     ({"a": {"b": "int8"}, "a/b": "int8"}, "a/b"),
@@ -53,6 +54,22 @@ def test_shapes_are_positive_integers(shape):
     with pytest.raises(SchemaError) as caught:
         Field(shape, "uint8")
     assert caught.value.field == "shape"
+
+
+def test_a_field_has_fewer_elements_than_two_to_the_fortieth():
+    Field((1 << 20, (1 << 20) - 1), "uint8")
+    with pytest.raises(SchemaError) as caught:
+        Field((1 << 20, 1 << 20), "uint8")
+    assert caught.value.field == "shape"
+
+
+def test_one_field_of_a_file_is_kept_for_the_starts():
+    fields = {f"f{i}": Field((), "int8") for i in range(MAX_FIELDS - 1)}
+    Schema({**fields, "mark": Field(mutable=True)})
+    with pytest.raises(SchemaError, match="up to 1024 fields, got 1025"):
+        Schema({**fields, "mark": Field(mutable=True), "more": Field(mutable=True)})
+    with pytest.raises(SchemaError, match="up to 1023 append fields, got 1024"):
+        Schema({**fields, "more": Field()})
 
 
 def test_shapes_take_what_is_an_index():

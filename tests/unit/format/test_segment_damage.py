@@ -11,9 +11,12 @@ from segment_images import FIELDS, segment_image
 from pyengine._native.hashing import verify_image
 from pyengine.errors import DamageError, FormatVersionError, TruncatedFileError
 from pyengine.format import segment
+from pyengine.format.schema import MAX_FIELDS, Field
 from pyengine.format.segment import KIND_PART, KIND_SEGMENT, Run, header_image, plan_layout
 
 RECORDS = (("Header record", 0), ("Field record", 128), ("Run record", 128 + 192 * 4))
+FIELD = Field((), "int32")
+ONE_RUN = (Run(0, 0, 4),)
 IMAGE = segment_image(KIND_PART, (Run(0, 3, 40), Run(5, 0, 11)))
 
 
@@ -81,6 +84,38 @@ def test_a_newer_version_is_named():
 def test_a_segment_has_exactly_one_run(count):
     runs = [Run(0, 4 * i, 2) for i in range(count)]
     layout = plan_layout(FIELDS, 4, run_capacity=max(1, count))
-    image = header_image(layout, line=0, kind=KIND_SEGMENT, runs=runs)
+    image = segment._pack_header(layout, 0, KIND_SEGMENT, runs)
     with pytest.raises(DamageError):
         segment.parse_header(image, "x")
+
+
+def layout_of(count=1, *, name="f", field=FIELD, rows=4, runs=1):
+    """Return the layout of a file with `count` fields."""
+    fields = {f"{name}{i}" if i else name: field for i in range(count)}
+    return plan_layout(fields, rows, run_capacity=runs)
+
+
+UNREADABLE = {
+    "no field": (layout_of(0), ONE_RUN),
+    "too many fields": (layout_of(MAX_FIELDS + 1), ONE_RUN),
+    "a name too long": (layout_of(name="x" * 64), ONE_RUN),
+    "no name": (layout_of(name=""), ONE_RUN),
+    "no run": (layout_of(), ()),
+    "more runs than there is room for": (layout_of(), ONE_RUN * 200),
+    "more rows than there is room for": (layout_of(rows=3), ONE_RUN),
+    "another kind": (layout_of(), ONE_RUN, 3),
+    "a number too large": (layout_of(), (Run(1 << 32, 0, 4),)),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_no_reader_takes_is_not_written(case):
+    layout, runs, *kind = UNREADABLE[case]
+    with pytest.raises(ValueError, match="no reader"):
+        header_image(layout, line=0, kind=kind[0] if kind else KIND_PART, runs=runs)
+
+
+def test_the_largest_header_is_read():
+    layout = layout_of(MAX_FIELDS)
+    image = header_image(layout, line=0, kind=KIND_SEGMENT, runs=ONE_RUN)
+    assert len(segment.parse_header(image, "x").fields) == MAX_FIELDS

@@ -16,7 +16,13 @@ from page_decoder import byte_table, chapter, decode_segment, numbered_rows
 from segment_images import ONE_RUN, segment_image
 
 from pyengine.format import dtypes, segment
-from pyengine.format.schema import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME_BYTES, START_FIELD
+from pyengine.format.schema import (
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    MAX_FIELDS,
+    MAX_NAME_BYTES,
+    START_FIELD,
+)
 from pyengine.format.segment import KIND_PART, KIND_SEGMENT, Run
 
 REPOSITORY = Path(__file__).parents[3]
@@ -99,6 +105,7 @@ def test_page_states_the_limits():
     assert f"1 to {MAX_FIELDS}" in chapter("Header record")
     assert f"at most {segment._MAX_RUNS}" in chapter("Header record")
     assert f"1 to {MAX_NAME_BYTES} bytes" in chapter("Field record")
+    assert f"at most {MAX_ELEMENTS} elements" in chapter("Field record")
     assert f"at most {segment.BLOCK_BYTES} bytes" in chapter("Blocks")
 
 

@@ -120,6 +120,25 @@ def test_full_file_system_names_needed_and_free_bytes(tmp_path, armed):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("op", ["mkdir", "link", "rename", "symlink", "fsync"])
+def test_a_name_that_does_not_fit_is_told_as_a_full_file_system(tmp_path, armed, op):
+    (tmp_path / "file").write_bytes(b"old")
+    here = str(tmp_path)
+    calls = {
+        "mkdir": lambda: durable.make_directory(f"{here}/new"),
+        "link": lambda: durable.link_or_copy(
+            f"{here}/file", f"{here}/other", temporary=f"{here}/t"
+        ),
+        "rename": lambda: durable.rename(f"{here}/file", f"{here}/other"),
+        "symlink": lambda: durable.replace_symlink(here, "latest", "file", temporary="t"),
+        "fsync": lambda: durable.fsync_directory(here),
+    }
+    armed(Rule(op=op, action="error", errno="ENOSPC"))
+    with pytest.raises(NoSpaceError, match=str(tmp_path)):
+        calls[op]()
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_replace_is_written_synced_renamed_and_synced_in_that_order(tmp_path, recorder):
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / ".tmp-file").write_bytes(b"stale")

@@ -13,6 +13,7 @@ from saved_rings import save
 from pyengine import Field, ReplayBuffer
 from pyengine.errors import UnknownRefError
 from pyengine.format.buffer_header import DroppedRun
+from pyengine.format.schema import MAX_FIELDS, MAX_NAME_BYTES
 
 FIELDS = {"id": "int64", "mark": Field((), "int32", mutable=True, default=0)}
 
@@ -33,6 +34,18 @@ def test_rows_refs_and_draws_come_back(tmp_path):
         assert other.gather(other.refs())["id"].tolist() == list(range(36, 100))
         assert other.gather(other.refs())["mark"].tolist() == [2 * i for i in range(36, 100)]
         assert other.sample(50).indices.tolist() == ring.sample(50).indices.tolist()
+
+
+def test_rows_of_as_many_fields_as_there_can_be_come_back(tmp_path):
+    """A file holds one more field than the schema: where sequences start."""
+    fields = {f"{i:04}".ljust(MAX_NAME_BYTES, "x"): "int64" for i in range(MAX_FIELDS - 1)}
+    fields["mark"] = Field((), "int32", mutable=True)
+    with ReplayBuffer(fields, 8) as ring, ReplayBuffer(fields, 8) as other:
+        ring.extend({name: np.arange(5) * i for i, name in enumerate(fields)})
+        assert save(ring, tmp_path).install(other) == 5
+        batch = other.gather(other.refs())
+        for i, name in enumerate(fields):
+            assert batch[name].tolist() == [i * row for row in range(5)]
 
 
 def test_lost_updates_are_counted_on(tmp_path):

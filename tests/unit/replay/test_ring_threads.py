@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -27,14 +26,20 @@ def rows(number, steps=None):
     return {"a": np.full((*shape, 64), number), "b": np.full(shape, number)}
 
 
-def run_beside(works, meanwhile):
-    """Call each of `works` again and again in threads of its own, until one raises; return what."""
+def run_beside(works, meanwhile, *, to_the_end=False, called=None):
+    """Call each of `works` again and again in threads of its own; return what they raised.
+
+    Until `meanwhile` has returned, or `to_the_end`: until each has raised. `called` is released
+    after every call.
+    """
     stop, raised = threading.Event(), []
 
     def go_on(work):
         try:
             while not stop.is_set():
                 work()
+                if called is not None:
+                    called.release()
         except BaseException as error:
             raised.append(error)
 
@@ -44,7 +49,8 @@ def run_beside(works, meanwhile):
     try:
         meanwhile()
     finally:
-        stop.set()
+        if not to_the_end:
+            stop.set()
         for thread in threads:
             thread.join()
     return raised
@@ -76,12 +82,14 @@ def test_a_close_waits_for_calls_of_other_threads_and_they_are_told(turn):
     ring.extend(**rows(1, steps=600))
     works = [*works_on(ring).values()]
 
-    def close():
-        time.sleep(0.002 * turn)
-        ring.close()
-        time.sleep(0.02)
+    called = threading.Semaphore(0)
 
-    raised = run_beside(works, close)
+    def close():
+        for _ in range(20 * turn):
+            called.acquire()
+        ring.close()
+
+    raised = run_beside(works, close, to_the_end=True, called=called)
     assert [type(error) for error in raised] == [ClosedError] * len(works)
     with pytest.raises(ClosedError):
         ring.sample(1)
@@ -98,8 +106,7 @@ def test_a_lock_after_the_close_is_refused():
         lambda: core.locked().__enter__(),
         lambda: core.gather(np.zeros(1, np.int64), [None] * 4, True),
         lambda: core.refs_at(np.zeros(1, np.int64), np.zeros(1, np.int64)),
-        lambda: core.break_lane(0),
-        core.collect,
+        lambda: core.break_lanes(0, 1),
     ):
         with pytest.raises(ClosedError):
             call()
@@ -181,18 +188,21 @@ def test_breaks_and_columns_are_of_one_instant_while_rows_leave():
         assert all(seen)
 
 
+class Owner:
+    """An engine without snapshots."""
+
+    def poll(self):
+        pass
+
+    def cancel_holding(self, reason):
+        return 0
+
+    def committing(self):
+        return ()
+
+
 def test_holds_are_dropped_under_the_lock():
     """The words of a snapshot may be unmapped as soon as `unbind` has returned."""
-
-    class Owner:
-        def poll(self):
-            pass
-
-        def cancel_holding(self, reason):
-            return 0
-
-        def committing(self):
-            return ()
 
     with ReplayBuffer(FIELDS, 16) as ring:
         ring.extend(**rows(1, steps=16))
@@ -207,6 +217,47 @@ def test_holds_are_dropped_under_the_lock():
                 thread.join(0.1)
                 assert thread.is_alive()
             thread.join()
+        ring.extend(**rows(2, steps=100))
+        assert len(ring) == 16
+
+
+def test_the_words_of_a_hold_stay_mapped_until_it_is_dropped():
+    """An engine whose end failed half-way may have closed them."""
+    with ReplayBuffer(FIELDS, 16) as ring:
+        ring.extend(**rows(1, steps=16))
+        owner = Owner()
+        ring.bind(owner, "replay")
+        with Arena.create(4096, "words") as arena:
+            mapping = arena.mapping
+            Words(mapping, 0, 1).store(0, pack_word(1, SnapshotState.COMMITTED))
+            with ring.freeze():
+                ring.cut(mapping, 0, 1)
+        assert not mapping.closed
+        ring.extend(**rows(2, steps=100))
+        ring.unbind(owner)
+        mapping.close()
+        ring.extend(**rows(3, steps=100))
+        assert len(ring) == 16
+
+
+def test_a_closed_ring_lets_go_of_the_words():
+    with Arena.create(4096, "words") as arena, ReplayBuffer(FIELDS, 16) as ring:
+        mapping = arena.mapping
+        with ring.freeze():
+            ring.cut(mapping, 0, 1)
+        ring.close()
+        mapping.close()
+
+
+def test_who_froze_a_ring_may_end_its_engine_s_interest():
+    with Arena.create(4096, "words") as arena, ReplayBuffer(FIELDS, 16) as ring:
+        ring.extend(**rows(1, steps=16))
+        owner = Owner()
+        ring.bind(owner, "replay")
+        Words(arena.mapping, 0, 1).store(0, pack_word(1, SnapshotState.PENDING))
+        with ring.freeze():
+            ring.cut(arena.mapping, 0, 1)
+            ring.unbind(owner)
         ring.extend(**rows(2, steps=100))
         assert len(ring) == 16
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -24,8 +24,9 @@ class Owner:
     def __init__(self, words, state):
         self.words = words
         self.words.store(0, pack_word(1, state))
-        self.polls = 0
         self.reasons = []
+        self.polled = threading.Event()
+        self.asked = threading.Event()
 
     @property
     def state(self):
@@ -35,11 +36,13 @@ class Owner:
         return self.words.compare_exchange(0, pack_word(1, before), pack_word(1, after))
 
     def poll(self):
-        self.polls += 1
+        self.polled.set()
 
     def cancel_holding(self, reason):
         self.reasons.append(reason)
-        return int(self.move(SnapshotState.PENDING, SnapshotState.CANCELLED))
+        cancelled = self.move(SnapshotState.PENDING, SnapshotState.CANCELLED)
+        self.asked.set()
+        return int(cancelled)
 
     def committing(self):
         return ("snapshot 1",) if self.state == SnapshotState.COMMITTING else ()
@@ -62,43 +65,43 @@ def held():
         yield make
 
 
+@contextlib.contextmanager
+def at_once(event, call, *arguments):
+    """Call from another thread as soon as the event is there."""
+
+    def wait():
+        event.wait()
+        call(*arguments)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
 def test_at_the_bound_a_pending_snapshot_is_cancelled(held):
     ring, owner = held(SnapshotState.PENDING, 0.05)
     ring.extend(id=np.arange(100))
     assert owner.state == SnapshotState.CANCELLED
     assert len(owner.reasons) == 1
-    assert owner.polls > 5
+    assert owner.polled.is_set()
     assert ring.wait_count == 1
     assert ring.wait_seconds >= 0.05
 
 
 def test_a_commit_is_waited_for_beyond_the_bound(held):
     ring, owner = held(SnapshotState.COMMITTING, 0.05)
-
-    def commit():
-        time.sleep(0.5)
-        owner.move(SnapshotState.COMMITTING, SnapshotState.COMMITTED)
-
-    thread = threading.Thread(target=commit)
-    thread.start()
-    ring.extend(id=np.arange(100))
-    thread.join()
+    with at_once(owner.asked, owner.move, SnapshotState.COMMITTING, SnapshotState.COMMITTED):
+        ring.extend(id=np.arange(100))
     assert ring.total_count == CAPACITY + 100
-    assert ring.wait_seconds >= 0.4
+    assert owner.state == SnapshotState.COMMITTED
 
 
 def test_a_commit_that_goes_back_to_pending_is_cancelled(held):
     """As when its writer died: what is pending again can be given up."""
     ring, owner = held(SnapshotState.COMMITTING, 0.05)
-
-    def fall_back():
-        time.sleep(0.3)
-        owner.move(SnapshotState.COMMITTING, SnapshotState.PENDING)
-
-    thread = threading.Thread(target=fall_back)
-    thread.start()
-    ring.extend(id=np.arange(100))
-    thread.join()
+    with at_once(owner.asked, owner.move, SnapshotState.COMMITTING, SnapshotState.PENDING):
+        ring.extend(id=np.arange(100))
     assert owner.state == SnapshotState.CANCELLED
 
 
@@ -121,10 +124,8 @@ def test_without_a_snapshot_to_cancel_the_error_says_so(held):
 
 def test_an_engine_that_lets_go_meanwhile_sets_the_ring_free(held):
     ring, owner = held(SnapshotState.PENDING, 30)
-    thread = threading.Timer(0.2, ring.unbind, (owner,))
-    thread.start()
-    ring.extend(id=np.arange(100))
-    thread.join()
+    with at_once(owner.polled, ring.unbind, owner):
+        ring.extend(id=np.arange(100))
     assert owner.reasons == []
     assert ring.total_count == CAPACITY + 100
 

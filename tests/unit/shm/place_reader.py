@@ -1,7 +1,7 @@
 """Child of test_ring_control: look up the segment that the trainer says is there, again and again.
 
-Arguments: descriptor and size of the ring's arena. Prints how many records it was given, and those
-that are not of one file.
+Arguments: descriptor and size of the ring's arena. Prints when it was given enough
+records, and in the end how many, and those that are not of one file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import sys
 
 from pyengine._native.control import RingControl
 from pyengine.shm.arena import Arena
+
+ENOUGH = 2000
 
 with Arena.attach(int(sys.argv[1]), int(sys.argv[2])) as arena:
     control = RingControl(arena.mapping)
@@ -21,5 +23,7 @@ with Arena.attach(int(sys.argv[1]), int(sys.argv[2])) as arena:
             found += 1
             if record != (segment,) * 7:
                 torn.append((segment, record))
+            if found == ENOUGH:
+                print("enough", flush=True)
     print(found, torn[:3], flush=True)
     control.release()

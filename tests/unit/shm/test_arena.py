@@ -159,3 +159,22 @@ def test_signals_are_served_again_after_an_arena_was_made() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     os.close(arena_module._open_posix())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
+
+
+def test_an_exception_from_the_call_that_blocks_signals_leaves_none_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call serves a handler that is due, after it has blocked them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    real = signal.pthread_sigmask
+
+    def interrupted(how: int, mask: set[int]) -> object:
+        former = real(how, mask)
+        if how == signal.SIG_BLOCK and mask:
+            raise KeyboardInterrupt
+        return former
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        arena_module._open_posix()
+    assert real(signal.SIG_BLOCK, set()) == before

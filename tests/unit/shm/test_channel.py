@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyengine.errors import ClosedError
-from pyengine.shm.channel import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, Channel, close_all
+from pyengine.shm.channel import INLINE_BYTES, MAX_DESCRIPTORS, Channel, close_all
 
 
 @pytest.fixture
@@ -64,10 +64,32 @@ def test_a_reader_that_sleeps_does_not_block_the_sender(pair: tuple[Channel, Cha
     assert left.send("wake", timeout=0)
 
 
-def test_what_is_too_large_is_refused(pair: tuple[Channel, Channel]) -> None:
+def test_a_message_larger_than_the_socket_takes_arrives_whole(
+    pair: tuple[Channel, Channel],
+) -> None:
     left, right = pair
+    before = len(os.listdir("/proc/self/fd"))
+    schema = {f"field {number}": "float32" for number in range(20_000)}
+    reader, writer = os.pipe()
+    left.send("ring", fds=[reader] * MAX_DESCRIPTORS, schema=schema)
+    left.send("wake")
+    received = right.receive(1)
+    assert received is not None
+    message, fds = received
+    assert message == {"kind": "ring", "schema": schema}
+    assert [os.fstat(fd).st_ino for fd in fds] == [os.fstat(reader).st_ino] * MAX_DESCRIPTORS
+    assert right.receive(1) == ({"kind": "wake"}, [])
+    close_all([*fds, reader, writer])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_too_large_is_refused(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair
+    monkeypatch.setattr("pyengine.shm.channel.MAX_MESSAGE_BYTES", INLINE_BYTES)
     with pytest.raises(ValueError, match="bytes"):
-        left.send("warning", text="x" * MAX_MESSAGE_BYTES)
+        left.send("warning", text="x" * INLINE_BYTES)
     with pytest.raises(ValueError, match="descriptors"):
         left.send("ring", fds=[0] * (MAX_DESCRIPTORS + 1))
     assert right.receive(0) is None

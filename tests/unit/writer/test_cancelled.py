@@ -72,7 +72,6 @@ def test_a_pending_snapshot_keeps_its_rows_while_the_ring_goes_round(tmp_path: P
         assert added < 400  # what the cut holds in memory alone keeps its slots
         trainer.process.send_signal(18)
         assert rows_of(staged.committed()) == expected(ring, windows)
-        ring.core.collect()
         assert ring.add(400) == 400
         assert rows_of(trainer.snapshot(2)) == expected(ring)
 

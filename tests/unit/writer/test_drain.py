@@ -242,9 +242,23 @@ def test_a_trainer_that_lets_go_of_the_channel_is_drained_too(tmp_path: Path) ->
         assert pooled_rows(tmp_path / "run") == expected(ring)[0]
 
 
+def test_a_trainer_that_dies_before_its_writer_looks_is_drained_too(tmp_path: Path) -> None:
+    """The channel stays open here, and the parent alive: only the pidfd tells."""
+    with trainer_on(tmp_path / "run") as trainer:
+        trainer.kill_writer()
+        ring = trainer.add_ring()
+        ring.add(40)
+        dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        pidfd = os.pidfd_open(dead.pid)
+        dead.communicate(b"\n")
+        trainer.start_writer(pidfd=pidfd)
+        assert trainer.process.wait(WAIT_SECONDS) == 0
+        assert pooled_rows(tmp_path / "run") == expected(ring)[0]
+
+
 def test_a_writer_without_a_trainer_ends(tmp_path: Path) -> None:
     end = subprocess.run(
-        [sys.executable, "-m", "pyengine.writer", "0"],
+        [sys.executable, "-m", "pyengine.writer", "0", "0"],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": ROOT},
         check=False,

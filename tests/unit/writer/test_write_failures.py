@@ -18,6 +18,7 @@ SEGMENT = "*/segments/replay/*"
 STAGED = "*/snapshots/.tmp-*"
 
 ONCE: dict[str, dict[str, Any]] = {
+    "the pool's directory": {"op": "mkdir", "path": "*/segments/replay"},
     "a segment's write": {"op": "pwrite", "path": SEGMENT},
     "a segment's fsync": {"op": "fsync", "path": SEGMENT},
     "a segment's rename": {"op": "rename", "path": SEGMENT},
@@ -92,6 +93,30 @@ def test_a_full_disk_is_told_in_numbers(tmp_path: Path) -> None:
         assert error["type"] == "NoSpaceError"
         assert error["needed"] == 1000
         assert error["free"] > 0
+
+
+FULL: dict[str, dict[str, Any]] = {
+    "its directory": {"op": "mkdir", "path": STAGED},
+    "a directory in it": {"op": "mkdir", "path": STAGED + "/model"},
+    "a link": {"op": "link"},
+    "the directory's rename": {"op": "rename", "path": STAGED},
+    "the fsync after it": {"op": "fsync", "path": "*/snapshots"},
+    "the manifest's rename": {"op": "rename", "path": "*/manifest.json.tmp"},
+}
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_a_disk_that_is_full_of_names_is_told_at_once(tmp_path: Path, what: str) -> None:
+    plan = [{"action": "error", "errno": "ENOSPC", "times": 1, **FULL[what]}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        ring = trainer.add_ring()
+        ring.add(20)
+        staged = trainer.stage(1, files={"model/a": b"x"})
+        assert staged.wait() == SnapshotState.FAILED
+        assert (staged.entry.error or {})["type"] == "NoSpaceError"
+        assert rows_of(trainer.snapshot(2, files={"model/a": b"y"})) == expected(ring)
+        assert trainer.close_writer() == 0
+        assert list((tmp_path / "run").rglob(".*")) == []
 
 
 def test_a_segment_that_cannot_be_written_fails_the_snapshot_and_stays(tmp_path: Path) -> None:

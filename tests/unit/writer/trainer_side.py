@@ -140,8 +140,10 @@ class TrainerSide:
         self.messages: list[Message] = []
         self.start_writer(plan)
 
-    def start_writer(self, plan: list[Any] | None = None) -> None:
+    def start_writer(self, plan: list[Any] | None = None, *, pidfd: int | None = None) -> None:
+        """Start a writer that watches this process, or the one of a pidfd, as its trainer."""
         self.channel, theirs = Channel.pair()
+        pidfd = os.pidfd_open(os.getpid()) if pidfd is None else pidfd
         with theirs:
             root = str(Path(pyengine.__file__).parent.parent)
             environment = {**os.environ, "PYTHONPATH": root}
@@ -149,13 +151,14 @@ class TrainerSide:
             if plan is not None:
                 environment["PYENGINE_FAULT_PLAN"] = json.dumps(plan)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pyengine.writer", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "pyengine.writer", str(theirs.fileno()), str(pidfd)],
+                pass_fds=[theirs.fileno(), pidfd],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment,
                 cwd="/",
             )
+            os.close(pidfd)
         self.channel.send(
             "hello",
             fds=[self.control.arena.fd],

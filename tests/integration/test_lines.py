@@ -1,0 +1,73 @@
+"""Lines: every file of the pool is of one that is on record, and goes when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyengine
+from pyengine.format import names
+from pyengine.format.segment import parse_header
+
+ROWS = 64
+
+
+def new_ring() -> pyengine.ReplayBuffer:
+    schema = {"x": ((), "int64"), "payload": ((4096,), "uint8")}
+    return pyengine.ReplayBuffer(schema, capacity=ROWS)
+
+
+def fill(ring: pyengine.ReplayBuffer, count: int) -> None:
+    first = int(ring.total_count)
+    x = np.arange(first, first + count)
+    ring.extend(x=x, payload=np.zeros((count, 4096), np.uint8))
+
+
+def pool(run_dir: Path) -> list[names.PoolName]:
+    directory = run_dir / "segments" / "replay"
+    found = map(names.parse_pool_name, os.listdir(directory) if directory.exists() else ())
+    return [name for name in found if name is not None]
+
+
+@pytest.mark.parametrize("when", ["before it is tracked", "before the run begins"])
+def test_rows_that_came_first_are_of_the_runs_line(tmp_path: Path, when: str) -> None:
+    run_dir = tmp_path / "run"
+    for fresh in (False, True):  # again under the same names, beside the first
+        with new_ring() as ring, pyengine.SnapshotEngine(run_dir, fresh=fresh) as engine:
+            if when == "before it is tracked":
+                fill(ring, ROWS)
+            engine.track(replay=ring)
+            if when == "before the run begins":
+                fill(ring, ROWS)
+            report = engine.restore()
+            info = engine.snapshot(0).wait(60)
+        assert {f"{name.line:016x}" for name in pool(run_dir)} == {report.line}
+        assert len(pool(run_dir)) > 2
+        for path in Path(info.path).rglob("segment-*.seg"):
+            assert f"{parse_header(path.read_bytes(), str(path)).line:016x}" == report.line
+
+
+def test_a_ring_that_a_restore_leaves_as_it_is_keeps_its_files(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(counters={"n": 1})
+        engine.restore()
+        engine.snapshot(0).wait(60)
+        engine.track(replay=ring)
+        fill(ring, ROWS)
+        engine.tick(1)
+        while len(pool(run_dir)) < 2:
+            engine._look_after_writer()
+        engine.restore(allow=["replay"])
+        for step in (2, 3):
+            engine.snapshot(step).wait(60)
+        fill(ring, 2 * ROWS)
+        engine.snapshot(4).wait(60)
+    assert min(name.first_row for name in pool(run_dir)) >= ROWS
+    with new_ring() as again, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=again, counters={"n": 0})
+        engine.restore()
+        assert again[again.refs()]["x"].tolist() == list(range(2 * ROWS, 3 * ROWS))

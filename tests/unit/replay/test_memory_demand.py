@@ -1,0 +1,81 @@
+"""Tracked rings against the shared memory that is left: all of them, with what they have taken."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from pyengine import ReplayBuffer
+from pyengine.errors import SharedMemoryError
+from pyengine.replay import demand
+
+FIELDS = {"x": ((256,), "float32")}
+MIB = 1 << 20
+
+
+class Owner:
+    """An engine without snapshots."""
+
+    def poll(self):
+        pass
+
+    def cancel_holding(self, reason):
+        return 0
+
+    def committing(self):
+        return ()
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Set how many bytes are left."""
+
+    def leave(count):
+        monkeypatch.setattr(demand, "headroom", lambda: count)
+
+    return leave
+
+
+def new_ring(rows=16384):
+    return ReplayBuffer(FIELDS, rows)  # 17 MiB
+
+
+def test_rings_are_counted_together(free):
+    owner = Owner()
+    free(20 * MIB)
+    with new_ring() as one, new_ring() as two, new_ring(1024) as small:
+        one.bind(owner, "one", strict=True)
+        with pytest.raises(SharedMemoryError, match="two: the tracked rings have") as caught:
+            two.bind(owner, "two", strict=True)
+        assert caught.value.free_bytes == 20 * MIB
+        assert caught.value.needed_bytes == one.whole_bytes + two.whole_bytes
+        small.bind(owner, "small", strict=True)  # the refused one is not counted
+        one.unbind(owner)
+        two.bind(owner, "two", strict=True)  # nor one that is tracked no longer
+        two.close()
+        one.bind(owner, "one", strict=True)  # nor one that is closed
+
+
+def test_a_ring_with_rows_is_compared_as_well(free):
+    free(20 * MIB)
+    with new_ring(65536) as ring:
+        ring.add(x=np.zeros(256, np.float32))
+        with pytest.raises(SharedMemoryError):
+            ring.bind(Owner(), "ring", strict=True)
+
+
+def test_what_a_ring_has_taken_already_is_not_asked_for_again(free):
+    with new_ring() as ring:
+        ring.extend(x=np.zeros((40000, 256), np.float32))
+        assert ring.untaken_bytes() < ring.whole_bytes // 4
+        free(ring.whole_bytes // 4)
+        ring.bind(Owner(), "ring", strict=True)
+
+
+def test_the_row_at_which_memory_will_end_is_named(free, caplog):
+    with new_ring() as ring, caplog.at_level(logging.WARNING, "pyengine"):
+        free(ring.whole_bytes // 2)
+        ring.bind(Owner(), "ring")
+    assert "memory will end at about row 8192 of 16384" in caplog.text

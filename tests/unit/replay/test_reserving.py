@@ -1,0 +1,75 @@
+"""The thread that gives slots memory ahead of the head: what it outlives, and a fork beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from pyengine import ReplayBuffer
+from pyengine._native.ring import NoMemory
+from pyengine.replay import storage as storage_module
+
+
+class Core:
+    """Answers `reserve_ahead` as it was told."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def reserve_ahead(self, ahead):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(storage_module, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 0)
+
+
+def test_memory_that_is_short_for_a_while_is_asked_for_again(impatient):
+    core = Core(True, NoMemory(28), NoMemory(28), True, False, True, None)
+    storage_module._reserve_ahead(weakref.ref(core), threading.Event(), 1)
+    assert core.answers == []
+
+
+def test_short_memory_is_told_from_enough(impatient):
+    with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
+        ring.add(id=1)
+        storage = ring.storage
+        storage._closing.set()  # the thread must not take what this test is to be given
+        fd, kept = storage.arena.fd, os.dup(storage.arena.fd)
+        null = os.open("/dev/null", os.O_RDWR)
+        try:
+            os.dup2(null, fd, inheritable=False)
+            with pytest.raises(NoMemory):
+                storage.core.reserve_ahead(1 << 30)
+        finally:
+            os.dup2(kept, fd, inheritable=False)
+            os.close(kept)
+            os.close(null)
+        while (given := storage.core.reserve_ahead(1 << 30)) is True:
+            pass
+        assert given is None
+        ring.extend(id=np.arange(1 << 17))
+
+
+def test_a_child_forked_while_the_thread_looks_at_the_clock_ends_its_ring():
+    """The lock of an event that another thread holds at the fork is never let go of there."""
+    ring = ReplayBuffer({"id": "int64"}, 64)
+    ring.add(id=1)
+    with ring.storage._closing._cond:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            ring._parents_storage.close()
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ring.close()
