@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -59,35 +60,38 @@ class ModelRun:
         self._say = say
         self._root: BaseCallback = learn_locals.get("callback") or own
         self._own = own
-        self._late: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._late: list[tuple[_State, Any]] = []
+        self._late_generators: dict[str, Any] = {}
+        self._told: set[str] = set()
         self._seed = _seed_of(model)
         self._reset_reason = ""
         self.is_torn = False
         """Whether the last step's transition is not stored: a callback stopped the run."""
         self._iterations = IterationLog.of(model, learn_locals)
         self._exploration = ExplorationState(model)
+        self._siblings = SiblingState(self._root, own)
+        self._state = ModelState(model)
         has_buffer = getattr(model, "replay_buffer", None) is not None
         self._adoption = adopt(model) if has_buffer else None
         self._track()
 
     def _track(self) -> None:
         model, engine = self._model, self._engine
-        state, siblings = ModelState(model), SiblingState(self._root, self._own)
         engine.track(
             **components(model),
-            model=state,
+            model=self._state,
             exploration=self._exploration,
-            callbacks=siblings,
+            callbacks=self._siblings,
             run=self,
             logs=logs.LogSizes(model),
+            logger=logs.PendingValues(model),
             normalizer=_Normalizer(self),
         )
         if self._adoption is not None:
             engine.track(**self._adoption.objects)
             for note in self._adoption.notes:
                 self._say(note)
-        for name, why in {**state.unsaved, **siblings.unsaved}.items():
-            self._say(f"NOT saved: {name}: {why}")
+        self._tell_unsaved()
         self._environment = VecEnvState(self._venv)
         obstacles = self._environment.obstacles
         if obstacles:
@@ -103,6 +107,12 @@ class ModelRun:
             check=self._check_environment_state,
         )
         engine.track(**{ENVIRONMENT: environment})
+
+    def _tell_unsaved(self) -> None:
+        for name, why in {**self._state.unsaved, **self._siblings.unsaved}.items():
+            if name not in self._told:
+                self._told.add(name)
+                self._say(f"NOT saved: {name}: {why}")
 
     def _environment_state(self) -> dict[str, Any]:
         if self.is_torn:
@@ -129,9 +139,14 @@ class ModelRun:
         report = self._engine.restore(eager=eager)
         if not report:
             return report
+        for line in self._siblings.changes:
+            self._say(line)
         if self._reset_reason:
             self._begin_episodes_anew()
-        self._late = (process_generators(), self._exploration.get_state())
+        parts: tuple[_State, ...] = (self._exploration, self._state, self._siblings)
+        # Copies: until the rollout starts, other callbacks change what was put back.
+        self._late = [(part, copy.deepcopy(part.get_state())) for part in parts]
+        self._late_generators = process_generators()
         return report
 
     def _begin_episodes_anew(self) -> None:
@@ -151,13 +166,18 @@ class ModelRun:
         self._reset_reason = "; ".join(self._environment.obstacles)
 
     def rollout_starts(self) -> bool:
-        """Put back what was drawn from since the restore; whether that was to be done."""
-        if self._late is None:
+        """Put back what was changed since the restore; whether that was to be done.
+
+        Exploration has drawn from generators, other callbacks have run their `on_training_start`
+        and, those before this one, the `on_rollout_start` that the snapshot already knows.
+        """
+        self._tell_unsaved()
+        if not self._late:
             return False
-        generators, exploration = self._late
-        self._late = None
-        self._exploration.set_state(exploration)
-        set_process_generators(generators)
+        late, self._late = self._late, []
+        for part, state in late:
+            part.set_state(state)
+        set_process_generators(self._late_generators)
         return True
 
     def rollout_ended(self) -> None:
@@ -205,6 +225,11 @@ class ModelRun:
             self._iterations.go_on_from(state["iterations"])
         if self._environment.obstacles:
             self._reset_reason = "; ".join(self._environment.obstacles)
+
+
+class _State(Protocol):
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class _Normalizer:
