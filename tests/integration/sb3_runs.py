@@ -1,0 +1,297 @@
+"""Small models of Stable-Baselines3 that tests train, kill and resume.
+
+What decides a run is drawn from saved generators only, so that equal digests mean equal futures.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import stable_baselines3 as sb3
+import torch
+import torch._dynamo  # the first step of an optimizer needs it: imported once for all processes
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import pyengine.engine.session
+from pyengine.integrations.sb3 import SnapshotCallback, append_logger
+from pyengine.integrations.sb3.state import components
+
+try:
+    import sb3_contrib
+except ImportError:
+    sb3_contrib = None
+
+STEPS = 240
+EVERY_STEPS = 30
+LOG_INTERVAL = 3
+OFF_POLICY = {
+    "learning_starts": 40, "buffer_size": 160, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}
+}  # fmt: skip
+ON_POLICY = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16]}}
+WALL_CLOCK = ("time/fps", "time/time_elapsed")
+
+
+def decay(progress: float) -> float:
+    """Return a learning rate that shows when progress is wrong."""
+    return 1e-3 * (0.1 + progress)
+
+
+def cartpole(count: int = 1) -> VecEnv:
+    return make_vec_env("CartPole-v1", count, seed=5)
+
+
+def pendulum(count: int = 1) -> VecEnv:
+    """Return pendulums whose episodes are short enough to end in a test."""
+    return make_vec_env("Pendulum-v1", count, seed=5, env_kwargs={"max_episode_steps": 30})
+
+
+def normalized() -> VecEnv:
+    return VecNormalize(VecFrameStack(VecMonitor(pendulum(2)), 2))
+
+
+def _dqn() -> BaseAlgorithm:
+    return _make(
+        sb3.DQN, cartpole(), **OFF_POLICY, train_freq=4, target_update_interval=24, gradient_steps=2,
+        exploration_fraction=0.8,
+    )  # fmt: skip
+
+
+def _sac() -> BaseAlgorithm:
+    return _make(sb3.SAC, pendulum(2), **OFF_POLICY, train_freq=3, use_sde=True, sde_sample_freq=2)
+
+
+def _td3() -> BaseAlgorithm:
+    noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1) * 0.3)
+    return _make(sb3.TD3, normalized(), **OFF_POLICY, action_noise=noise)
+
+
+def _ddpg() -> BaseAlgorithm:
+    return _make(sb3.DDPG, pendulum(), **OFF_POLICY, n_steps=3)
+
+
+def _ppo() -> BaseAlgorithm:
+    return _make(sb3.PPO, VecNormalize(cartpole(2)), **ON_POLICY, clip_range=decay)
+
+
+def _a2c() -> BaseAlgorithm:
+    return _make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
+
+
+def _qrdqn() -> BaseAlgorithm:
+    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
+    return _make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
+
+
+def _tqc() -> BaseAlgorithm:
+    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
+    return _make(sb3_contrib.TQC, pendulum(), **settings, ent_coef="auto_0.1")
+
+
+def _crossq() -> BaseAlgorithm:
+    return _make(sb3_contrib.CrossQ, pendulum(), **OFF_POLICY)
+
+
+def _recurrent() -> BaseAlgorithm:
+    kind = sb3_contrib.RecurrentPPO
+    settings = {**ON_POLICY, "policy_kwargs": {"net_arch": [16], "lstm_hidden_size": 8}}
+    return _make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
+
+
+def _make(
+    kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
+) -> BaseAlgorithm:
+    torch.set_num_threads(1)
+    settings = {"learning_rate": decay, "seed": 3, "device": "cpu", **settings}
+    return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
+
+
+MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
+    "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
+}  # fmt: skip
+if sb3_contrib is not None:
+    MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a script."""
+
+    folder: Path
+    """Where run directory and logs lie."""
+    steps: int = STEPS
+    is_stock: bool = False
+    """Train without the callback."""
+    kill_at: int | None = None
+    """The moment (see `Witness`) at which the process is killed."""
+    kill_delay: float = 0.0
+    """Seconds from that moment to the SIGKILL, which then falls anywhere."""
+    callbacks: tuple[BaseCallback, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Witness(BaseCallback):
+    """Logs the actions, counts moments, and kills the process at one of them.
+
+    Moments are: an environment stepped and its transition not yet stored; an optimizer about to
+    step, which is within train().
+    """
+
+    def __init__(self, start: Start) -> None:
+        super().__init__()
+        self._start = start
+        self.actions = open(start.folder / "actions", "a", buffering=1)  # noqa: SIM115
+        self.moments = Moments(start.kill_at, start.kill_delay)
+
+    def _on_training_start(self) -> None:
+        self._hook = register_optimizer_step_pre_hook(lambda *_: self.moments.pass_one())
+
+    def _on_step(self) -> bool:
+        actions = np.asarray(self.locals["actions"]).tolist()
+        self.actions.write(json.dumps([self.num_timesteps, actions]) + "\n")
+        self.moments.pass_one()
+        return True
+
+    def _on_training_end(self) -> None:
+        self._hook.remove()
+        self.actions.close()
+
+
+class Moments:
+    """Counts moments; kills the process at one of them. A plain object, so never saved."""
+
+    def __init__(self, kill_at: int | None, delay: float) -> None:
+        self.count = 0
+        self._kill_at = kill_at
+        self._delay = delay
+
+    def pass_one(self) -> None:
+        self.count += 1
+        if self.count != self._kill_at:
+            return
+        if self._delay:
+            threading.Timer(self._delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(name: str, start: Start) -> tuple[BaseAlgorithm, SnapshotCallback, int]:
+    """Start or resume a model of MODELS; return it, the callback and the count of moments."""
+    model = MODELS[name]()
+    start.folder.mkdir(exist_ok=True)
+    model.set_logger(append_logger(start.folder / "logs", ["csv"]))
+    options = {"every_steps": EVERY_STEPS, "budget": None, "when_busy": "wait", "verbose": 0}
+    own = SnapshotCallback(start.folder / "run", **{**options, **start.options})
+    witness = Witness(start)
+    callbacks = [*start.callbacks, witness]
+    if not start.is_stock:
+        callbacks = [own, *callbacks]
+    model.learn(start.steps, callback=callbacks, log_interval=LOG_INTERVAL)
+    return model, own, witness.moments.count
+
+
+def run(send: Callable[[Any], None], name: str, start: Start) -> None:
+    """Train in a process of its own; send ("end", moments, digest, step that it resumed at)."""
+    model, own, moments = train(name, start)
+    resumed_at = own.report.global_step if own.report is not None else None
+    send(("end", moments, digest(model, start.folder), resumed_at))
+
+
+def digest(model: BaseAlgorithm, folder: Path) -> dict[str, Any]:
+    """Return hashes or values of all that a run ends with."""
+    venv = model.get_env()
+    return {
+        "policy": hashed(model.policy.state_dict()),
+        **{name: hashed(part) for name, part in components(model).items() if name != "policy"},
+        "rows": hashed(rows(model)),
+        "counters": counters(model),
+        "observation": hashed([model._last_obs, getattr(model, "_last_original_obs", None)]),
+        "normalizer": hashed(venv.obs_rms.__dict__) if isinstance(venv, VecNormalize) else None,
+        "generators": hashed([np.random.get_state()[1], torch.get_rng_state()]),
+        "actions": action_log(folder / "actions"),
+        "log": csv_log(folder / "logs" / "progress.csv"),
+    }
+
+
+def counters(model: BaseAlgorithm) -> dict[str, Any]:
+    """Return counters and schedules; episodes without their wall-clock times."""
+    names = (
+        "num_timesteps", "_episode_num", "_n_updates", "_n_calls", "exploration_rate",
+        "_current_progress_remaining", "_total_timesteps",
+    )  # fmt: skip
+    episodes = [(one["r"], one["l"]) for one in model.ep_info_buffer or ()]
+    found = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    return {**found, "episodes": episodes, "successes": list(model.ep_success_buffer or ())}
+
+
+def rows(model: BaseAlgorithm) -> list[Any]:
+    """Return the columns of a replay buffer with its place."""
+    buffer: Any = getattr(model, "replay_buffer", None)
+    if buffer is None:
+        return []
+    names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+    return [*(np.asarray(getattr(buffer, name)) for name in names), buffer.pos, buffer.full]
+
+
+def action_log(path: Path) -> dict[int, Any]:
+    """Return actions by step; a step that two processes made must be the same in both."""
+    found: dict[int, Any] = {}
+    for line in path.read_text().splitlines():
+        step, actions = json.loads(line)
+        assert found.setdefault(step, actions) == actions, f"step {step} went another way"
+    return found
+
+
+def csv_log(path: Path) -> dict[str, dict[str, str]]:
+    """Return rows by step, the latest of a step winning, without wall-clock columns."""
+    found = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            kept = {
+                key: value
+                for key, value in row.items()
+                if value and key not in WALL_CLOCK and not key.startswith("snapshot/")
+            }
+            found[row["time/total_timesteps"]] = dict(sorted(kept.items()))
+    return found
+
+
+def hashed(value: Any) -> str:
+    """Return a hash of arrays, tensors, optimizers and containers of them, bit for bit."""
+    found = hashlib.sha256()
+    _feed(found, value)
+    return found.hexdigest()
+
+
+def _feed(found: Any, value: Any) -> None:
+    if isinstance(value, torch.optim.Optimizer):
+        value = value.state_dict()
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=repr):
+            found.update(repr(key).encode())
+            _feed(found, value[key])
+    elif isinstance(value, (list, tuple)):
+        found.update(f"{len(value)}".encode())
+        for item in value:
+            _feed(found, item)
+    else:
+        found.update(repr(value).encode())
