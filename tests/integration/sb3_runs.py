@@ -12,11 +12,13 @@ import json
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import stable_baselines3 as sb3
 import torch
@@ -25,6 +27,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -52,8 +55,22 @@ def decay(progress: float) -> float:
     return 1e-3 * (0.1 + progress)
 
 
+class Success(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says at the end of an episode whether it was a long one."""
+
+    def step(self, action: Any) -> Any:
+        self.length += 1
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        info = {**info, "is_success": self.length > 20} if terminated else info
+        return observation, reward, terminated, truncated, info
+
+    def reset(self, **arguments: Any) -> Any:
+        self.length = 0
+        return self.env.reset(**arguments)
+
+
 def cartpole(count: int = 1) -> VecEnv:
-    return make_vec_env("CartPole-v1", count, seed=5)
+    return make_vec_env("CartPole-v1", count, seed=5, wrapper_class=Success)
 
 
 def pendulum(count: int = 1) -> VecEnv:
@@ -66,56 +83,57 @@ def normalized() -> VecEnv:
 
 
 def _dqn() -> BaseAlgorithm:
-    return _make(
+    return make(
         sb3.DQN, cartpole(), **OFF_POLICY, train_freq=4, target_update_interval=24, gradient_steps=2,
         exploration_fraction=0.8,
     )  # fmt: skip
 
 
 def _sac() -> BaseAlgorithm:
-    return _make(sb3.SAC, pendulum(2), **OFF_POLICY, train_freq=3, use_sde=True, sde_sample_freq=2)
+    return make(sb3.SAC, pendulum(2), **OFF_POLICY, train_freq=3, use_sde=True, sde_sample_freq=2)
 
 
 def _td3() -> BaseAlgorithm:
     noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1) * 0.3)
-    return _make(sb3.TD3, normalized(), **OFF_POLICY, action_noise=noise)
+    return make(sb3.TD3, normalized(), **OFF_POLICY, action_noise=noise)
 
 
 def _ddpg() -> BaseAlgorithm:
-    return _make(sb3.DDPG, pendulum(), **OFF_POLICY, n_steps=3)
+    return make(sb3.DDPG, pendulum(), **OFF_POLICY, n_steps=3)
 
 
 def _ppo() -> BaseAlgorithm:
-    return _make(sb3.PPO, VecNormalize(cartpole(2)), **ON_POLICY, clip_range=decay)
+    return make(sb3.PPO, VecNormalize(cartpole(2)), **ON_POLICY, clip_range=decay)
 
 
 def _a2c() -> BaseAlgorithm:
-    return _make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
+    return make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
 
 
 def _qrdqn() -> BaseAlgorithm:
     settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
-    return _make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
+    return make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
 
 
 def _tqc() -> BaseAlgorithm:
     settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
-    return _make(sb3_contrib.TQC, pendulum(), **settings, ent_coef="auto_0.1")
+    return make(sb3_contrib.TQC, pendulum(), **settings, ent_coef="auto_0.1")
 
 
 def _crossq() -> BaseAlgorithm:
-    return _make(sb3_contrib.CrossQ, pendulum(), **OFF_POLICY)
+    return make(sb3_contrib.CrossQ, pendulum(), **OFF_POLICY)
 
 
 def _recurrent() -> BaseAlgorithm:
     kind = sb3_contrib.RecurrentPPO
     settings = {**ON_POLICY, "policy_kwargs": {"net_arch": [16], "lstm_hidden_size": 8}}
-    return _make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
+    return make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
 
 
-def _make(
+def make(
     kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
 ) -> BaseAlgorithm:
+    """Return a model on the CPU with one thread, its learning rate decaying."""
     torch.set_num_threads(1)
     settings = {"learning_rate": decay, "seed": 3, "device": "cpu", **settings}
     return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
@@ -141,7 +159,6 @@ class Start:
     """The moment (see `Witness`) at which the process is killed."""
     kill_delay: float = 0.0
     """Seconds from that moment to the SIGKILL, which then falls anywhere."""
-    callbacks: tuple[BaseCallback, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -190,7 +207,9 @@ class Moments:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(name: str, start: Start) -> tuple[BaseAlgorithm, SnapshotCallback, int]:
+def train(
+    name: str, start: Start, *others: BaseCallback
+) -> tuple[BaseAlgorithm, SnapshotCallback, int]:
     """Start or resume a model of MODELS; return it, the callback and the count of moments."""
     model = MODELS[name]()
     start.folder.mkdir(exist_ok=True)
@@ -198,7 +217,7 @@ def train(name: str, start: Start) -> tuple[BaseAlgorithm, SnapshotCallback, int
     options = {"every_steps": EVERY_STEPS, "budget": None, "when_busy": "wait", "verbose": 0}
     own = SnapshotCallback(start.folder / "run", **{**options, **start.options})
     witness = Witness(start)
-    callbacks = [*start.callbacks, witness]
+    callbacks: list[BaseCallback] = [*others, witness]
     if not start.is_stock:
         callbacks = [own, *callbacks]
     model.learn(start.steps, callback=callbacks, log_interval=LOG_INTERVAL)
@@ -221,7 +240,9 @@ def digest(model: BaseAlgorithm, folder: Path) -> dict[str, Any]:
         "rows": hashed(rows(model)),
         "counters": counters(model),
         "observation": hashed([model._last_obs, getattr(model, "_last_original_obs", None)]),
-        "normalizer": hashed(venv.obs_rms.__dict__) if isinstance(venv, VecNormalize) else None,
+        "normalizer": hashed([venv.obs_rms, venv.ret_rms])
+        if isinstance(venv, VecNormalize)
+        else None,
         "generators": hashed([np.random.get_state()[1], torch.get_rng_state()]),
         "actions": action_log(folder / "actions"),
         "log": csv_log(folder / "logs" / "progress.csv"),
@@ -248,12 +269,13 @@ def rows(model: BaseAlgorithm) -> list[Any]:
     return [*(np.asarray(getattr(buffer, name)) for name in names), buffer.pos, buffer.full]
 
 
-def action_log(path: Path) -> dict[int, Any]:
-    """Return actions by step; a step that two processes made must be the same in both."""
-    found: dict[int, Any] = {}
+def action_log(path: Path) -> dict[int, list[Any]]:
+    """Return actions by step: one a step, unless processes went on from it in different ways."""
+    found: dict[int, list[Any]] = {}
     for line in path.read_text().splitlines():
         step, actions = json.loads(line)
-        assert found.setdefault(step, actions) == actions, f"step {step} went another way"
+        if actions not in found.setdefault(step, []):
+            found[step].append(actions)
     return found
 
 
@@ -281,17 +303,22 @@ def hashed(value: Any) -> str:
 def _feed(found: Any, value: Any) -> None:
     if isinstance(value, torch.optim.Optimizer):
         value = value.state_dict()
-    if isinstance(value, torch.Tensor):
+    elif isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
+    elif isinstance(value, np.random.Generator):
+        value = value.bit_generator.state
+    elif isinstance(value, RunningMeanStd):
+        value = vars(value)
     if isinstance(value, np.ndarray):
         found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, dict):
-        for key in sorted(value, key=repr):
+        for key in sorted(value.keys() - {"t"}, key=repr):  # wall-clock time of an episode
             found.update(repr(key).encode())
             _feed(found, value[key])
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         found.update(f"{len(value)}".encode())
         for item in value:
             _feed(found, item)
     else:
+        assert value is None or isinstance(value, (bool, int, float, str, np.generic)), type(value)
         found.update(repr(value).encode())
