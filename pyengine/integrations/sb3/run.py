@@ -35,6 +35,8 @@ from pyengine.integrations.sb3.state import (
 ENVIRONMENT = "environment"
 
 _SEED_LIMIT = 1 << 31
+_OBSTACLES_SHOWN = 3
+_REASON_LENGTH = 1000
 
 
 class ModelRun:
@@ -95,10 +97,10 @@ class ModelRun:
         self._environment = VecEnvState(self._venv)
         obstacles = self._environment.obstacles
         if obstacles:
-            self._reset_reason = "; ".join(obstacles)
+            self._reset_reason = _shortened(obstacles)
             engine.exclude(ENVIRONMENT, f"reset: {self._reset_reason}")
             self._say(f"environments cannot be saved and are reset on resume: {obstacles[0]}")
-            for obstacle in obstacles[1:]:
+            for obstacle in obstacles[1:_OBSTACLES_SHOWN]:
                 self._say(f"    and {obstacle}")
             return
         environment = EnvironmentState(
@@ -136,9 +138,12 @@ class ModelRun:
 
     def restore(self, *, eager: bool) -> pyengine.RestoreReport:
         """Put the newest snapshot back, or begin; environments that were not saved are reset."""
-        report = self._engine.restore(eager=eager)
+        # Environments that could not be saved then can perhaps be saved now: no mismatch.
+        report = self._engine.restore(eager=eager, allow=(ENVIRONMENT,))
         if not report:
             return report
+        if not self._reset_reason and report.component(ENVIRONMENT).found != "restored":
+            self._reset_reason = "the snapshot was taken without them"
         for line in self._siblings.changes:
             self._say(line)
         if self._reset_reason:
@@ -163,7 +168,7 @@ class ModelRun:
         self._say(
             f"environments: reset with seed {seed}, open episodes closed ({self._reset_reason})"
         )
-        self._reset_reason = "; ".join(self._environment.obstacles)
+        self._reset_reason = _shortened(self._environment.obstacles)
 
     def rollout_starts(self) -> bool:
         """Put back what was changed since the restore; whether that was to be done.
@@ -224,7 +229,7 @@ class ModelRun:
         if self._iterations is not None:
             self._iterations.go_on_from(state["iterations"])
         if self._environment.obstacles:
-            self._reset_reason = "; ".join(self._environment.obstacles)
+            self._reset_reason = _shortened(self._environment.obstacles)
 
 
 class _State(Protocol):
@@ -243,6 +248,13 @@ class _Normalizer:
 
     def set_state(self, state: list[dict[str, dict[str, Any]]]) -> None:
         self._run.normalizer = state
+
+
+def _shortened(obstacles: tuple[str, ...]) -> str:
+    """Return the first obstacles as one text that a manifest can hold; each environment has its."""
+    more = len(obstacles) - _OBSTACLES_SHOWN
+    shown = "; ".join(obstacles[:_OBSTACLES_SHOWN])[:_REASON_LENGTH]
+    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def _seed_of(model: BaseAlgorithm) -> int:
