@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import stable_baselines3 as sb3
 import torch
-from sb3_runs import MODELS, OFF_POLICY, Start, cartpole, digest, hashed, make, pendulum, train
+from sb3_models import MODELS, OFF_POLICY, cartpole, make, pendulum
+from sb3_runs import Start, digest, hashed, train
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 
 from pyengine.integrations.sb3.run import ModelRun
-
 
 MISSING = "missing"
 

@@ -1,11 +1,7 @@
-"""Small models of Stable-Baselines3 that tests train, kill and resume.
-
-What decides a run is drawn from saved generators only, so that equal digests mean equal futures.
-"""
+"""Runs of Stable-Baselines3 that tests start, kill and resume, and what is compared of them."""
 
 from __future__ import annotations
 
-import copy
 import csv
 import hashlib
 import json
@@ -18,132 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
-import stable_baselines3 as sb3
 import torch
-import torch._dynamo  # the first step of an optimizer needs it: imported once for all processes
+import torch._dynamo  # needed by the first step of an optimizer; here once for all processes
+from sb3_models import MODELS
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import pyengine.engine.session
 from pyengine.integrations.sb3 import SnapshotCallback, append_logger
 from pyengine.integrations.sb3.state import components
-
-try:
-    import sb3_contrib
-except ImportError:
-    sb3_contrib = None
 
 STEPS = 240
 EVERY_STEPS = 30
 LOG_INTERVAL = 3
-OFF_POLICY = {
-    "learning_starts": 40, "buffer_size": 160, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}
-}  # fmt: skip
-ON_POLICY = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16]}}
+QUICK = {"every_steps": EVERY_STEPS, "budget": None, "when_busy": "wait", "verbose": 0}
 WALL_CLOCK = ("time/fps", "time/time_elapsed")
-
-
-def decay(progress: float) -> float:
-    """Return a learning rate that shows when progress is wrong."""
-    return 1e-3 * (0.1 + progress)
-
-
-class Success(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Says at the end of an episode whether it was a long one."""
-
-    def step(self, action: Any) -> Any:
-        self.length += 1
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        info = {**info, "is_success": self.length > 20} if terminated else info
-        return observation, reward, terminated, truncated, info
-
-    def reset(self, **arguments: Any) -> Any:
-        self.length = 0
-        return self.env.reset(**arguments)
-
-
-def cartpole(count: int = 1) -> VecEnv:
-    return make_vec_env("CartPole-v1", count, seed=5, wrapper_class=Success)
-
-
-def pendulum(count: int = 1) -> VecEnv:
-    """Return pendulums whose episodes are short enough to end in a test."""
-    return make_vec_env("Pendulum-v1", count, seed=5, env_kwargs={"max_episode_steps": 30})
-
-
-def normalized() -> VecEnv:
-    return VecNormalize(VecFrameStack(VecMonitor(pendulum(2)), 2))
-
-
-def _dqn() -> BaseAlgorithm:
-    return make(
-        sb3.DQN, cartpole(), **OFF_POLICY, train_freq=4, target_update_interval=24, gradient_steps=2,
-        exploration_fraction=0.8,
-    )  # fmt: skip
-
-
-def _sac() -> BaseAlgorithm:
-    return make(sb3.SAC, pendulum(2), **OFF_POLICY, train_freq=3, use_sde=True, sde_sample_freq=2)
-
-
-def _td3() -> BaseAlgorithm:
-    noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1) * 0.3)
-    return make(sb3.TD3, normalized(), **OFF_POLICY, action_noise=noise)
-
-
-def _ddpg() -> BaseAlgorithm:
-    return make(sb3.DDPG, pendulum(), **OFF_POLICY, n_steps=3)
-
-
-def _ppo() -> BaseAlgorithm:
-    return make(sb3.PPO, VecNormalize(cartpole(2)), **ON_POLICY, clip_range=decay)
-
-
-def _a2c() -> BaseAlgorithm:
-    return make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
-
-
-def _qrdqn() -> BaseAlgorithm:
-    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
-    return make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
-
-
-def _tqc() -> BaseAlgorithm:
-    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
-    return make(sb3_contrib.TQC, pendulum(), **settings, ent_coef="auto_0.1")
-
-
-def _crossq() -> BaseAlgorithm:
-    return make(sb3_contrib.CrossQ, pendulum(), **OFF_POLICY)
-
-
-def _recurrent() -> BaseAlgorithm:
-    kind = sb3_contrib.RecurrentPPO
-    settings = {**ON_POLICY, "policy_kwargs": {"net_arch": [16], "lstm_hidden_size": 8}}
-    return make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
-
-
-def make(
-    kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
-) -> BaseAlgorithm:
-    """Return a model on the CPU with one thread, its learning rate decaying."""
-    torch.set_num_threads(1)
-    settings = {"learning_rate": decay, "seed": 3, "device": "cpu", **settings}
-    return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
-
-
-MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
-    "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
-}  # fmt: skip
-if sb3_contrib is not None:
-    MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}
 
 
 @dataclass(frozen=True)
@@ -172,7 +60,7 @@ class Witness(BaseCallback):
     def __init__(self, start: Start) -> None:
         super().__init__()
         self._start = start
-        self.actions = open(start.folder / "actions", "a", buffering=1)  # noqa: SIM115
+        self._actions = start.folder / "actions"
         self.moments = Moments(start.kill_at, start.kill_delay)
 
     def _on_training_start(self) -> None:
@@ -180,13 +68,13 @@ class Witness(BaseCallback):
 
     def _on_step(self) -> bool:
         actions = np.asarray(self.locals["actions"]).tolist()
-        self.actions.write(json.dumps([self.num_timesteps, actions]) + "\n")
+        with open(self._actions, "a") as file:
+            file.write(json.dumps([self.num_timesteps, actions]) + "\n")
         self.moments.pass_one()
         return True
 
     def _on_training_end(self) -> None:
         self._hook.remove()
-        self.actions.close()
 
 
 class Moments:
@@ -214,8 +102,7 @@ def train(
     model = MODELS[name]()
     start.folder.mkdir(exist_ok=True)
     model.set_logger(append_logger(start.folder / "logs", ["csv"]))
-    options = {"every_steps": EVERY_STEPS, "budget": None, "when_busy": "wait", "verbose": 0}
-    own = SnapshotCallback(start.folder / "run", **{**options, **start.options})
+    own = SnapshotCallback(start.folder / "run", **{**QUICK, **start.options})
     witness = Witness(start)
     callbacks: list[BaseCallback] = [*others, witness]
     if not start.is_stock:
@@ -229,6 +116,18 @@ def run(send: Callable[[Any], None], name: str, start: Start) -> None:
     model, own, moments = train(name, start)
     resumed_at = own.report.global_step if own.report is not None else None
     send(("end", moments, digest(model, start.folder), resumed_at))
+
+
+def run_phases(send: Callable[[Any], None], name: str, start: Start, *totals: int) -> None:
+    """Train by several calls of learn, in a process of its own; send ("end", digest)."""
+    start.folder.mkdir(exist_ok=True)
+    model = MODELS[name]()
+    model.set_logger(append_logger(start.folder / "logs", ["csv"]))
+    witness = Witness(start)
+    with SnapshotCallback(start.folder / "run", **QUICK) as own:
+        for total in totals:
+            own.learn(model, total, callback=witness, log_interval=1)
+    send(("end", digest(model, start.folder)))
 
 
 def digest(model: BaseAlgorithm, folder: Path) -> dict[str, Any]:

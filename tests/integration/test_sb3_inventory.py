@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Base:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Base]]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
     """Return the base of a model, made when it is first asked for."""
     found: dict[str, Base] = {}
 
@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], B
             found[name] = Base(folder / "killed", end, seen)
         return found[name]
 
-    yield make
+    return make
 
 
 @pytest.mark.parametrize("name", list(dict.fromkeys(item.model for item in ITEMS)))

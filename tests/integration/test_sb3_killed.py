@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 from processes import await_writers_end, leftovers
-from sb3_runs import MODELS, STEPS, Start, run
+from sb3_models import MODELS
+from sb3_runs import STEPS, Start, run
 
 DELAY_SECONDS = 0.02
 

@@ -10,15 +10,17 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 import stable_baselines3 as sb3
-from sb3_runs import OFF_POLICY, cartpole, counters, csv_log, decay, hashed, make, rows
+from processes import await_writers_end
+from sb3_models import OFF_POLICY, cartpole, make
+from sb3_runs import Start, counters, csv_log, hashed, rows, run_phases
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from pyengine import ConfigError, open_run
-from pyengine.errors import TruncatedLogError
+from pyengine import open_run
+from pyengine.errors import ConfigError, TruncatedLogError
 from pyengine.integrations.sb3 import SnapshotCallback, append_logger
 
 QUICK = {"every_steps": 20, "budget": None, "when_busy": "wait", "verbose": 0}
@@ -49,6 +51,21 @@ class Stop(BaseCallback):
         return self.num_timesteps != self.at
 
 
+class Scores(BaseCallback):
+    """Notes the newest evaluation whenever a rollout starts, as a snapshot does."""
+
+    def __init__(self, evaluation: EvalCallback) -> None:
+        super().__init__()
+        self.evaluation = evaluation
+        self.seen: list[tuple[int, float]] = []
+
+    def _on_rollout_start(self) -> None:
+        self.seen.append((self.model.num_timesteps, self.evaluation.last_mean_reward))
+
+    def _on_step(self) -> bool:
+        return True
+
+
 def test_a_name_prefix_is_a_run_of_its_own(tmp_path: Path) -> None:
     for prefix in ("first", "second"):
         callback = SnapshotCallback(tmp_path, name_prefix=prefix, **QUICK)
@@ -63,29 +80,15 @@ def test_a_name_prefix_is_a_run_of_its_own(tmp_path: Path) -> None:
 
 def test_the_newest_and_the_best_snapshots_stay(tmp_path: Path) -> None:
     evaluation = EvalCallback(cartpole(), eval_freq=20, n_eval_episodes=1, verbose=0)
-    own = SnapshotCallback(
-        tmp_path / "run", keep_last=2, keep_best="eval/mean_reward", **{**QUICK, "every_steps": 10}
-    )
-    model = dqn()
-    scores = []
-
-    class Score(BaseCallback):
-        def _on_rollout_start(self) -> None:
-            # As our callback, before this one, has seen them.
-            if self.model.num_timesteps % 10 == 0:
-                scores.append((evaluation.last_mean_reward, self.model.num_timesteps))
-
-        def _on_step(self) -> bool:
-            return True
-
-    model.learn(200, callback=[own, evaluation, Score()])
+    settings = {**QUICK, "every_steps": 12, "keep_last": 2, "keep_best": "eval/mean_reward"}
+    own = SnapshotCallback(tmp_path / "run", **settings)
+    scores = Scores(evaluation)
+    dqn().learn(192, callback=[own, evaluation, scores])
     found = open_run(tmp_path / "run").snapshots
-    newest = [snapshot.global_step for snapshot in found][-2:]
-    assert newest == [190, 200]
-    best = max(score for score, step in scores if step > 0)
-    kept = {snapshot.global_step: snapshot.metrics.get("eval/mean_reward") for snapshot in found}
-    assert max(value for value in kept.values() if value is not None) == best
-    assert len(kept) <= 3
+    assert [snapshot.global_step for snapshot in found][-2:] == [180, 192]
+    best = max(score for step, score in scores.seen if step and step % 12 == 0)
+    assert max(snapshot.metrics["eval/mean_reward"] for snapshot in found) == best
+    assert len(found) <= 3
 
 
 @pytest.mark.parametrize("verbose", [0, 1])
@@ -122,7 +125,7 @@ def monitored(path: Path, *, override: bool) -> VecEnv:
 def test_logs_are_appended_to(tmp_path: Path) -> None:
     lengths = []
     for steps in (120, 240):
-        model = dqn(monitored(tmp_path / "monitor", override=False))
+        model = dqn(monitored(tmp_path / "monitor", override=steps == 120))
         model.set_logger(append_logger(tmp_path / "logs", ["csv"]))
         model.learn(steps, log_interval=1, callback=SnapshotCallback(tmp_path / "run", **QUICK))
         model.logger.close()
@@ -137,7 +140,7 @@ def test_logs_are_appended_to(tmp_path: Path) -> None:
 def test_a_log_that_was_begun_anew_is_refused(tmp_path: Path, which: str) -> None:
     for steps in (120, 240):
         is_second = steps == 240
-        override = is_second and which == "monitor"
+        override = not is_second or which == "monitor"
         model = dqn(monitored(tmp_path / "monitor", override=override))
         if is_second and which == "csv":
             model.set_logger(configure(str(tmp_path / "logs"), ["csv"]))
@@ -155,26 +158,23 @@ def test_a_log_that_was_begun_anew_is_refused(tmp_path: Path, which: str) -> Non
     assert steps_of(tmp_path / "run") == before
 
 
-def test_a_run_that_a_callback_stopped_begins_an_episode_anew(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_a_run_that_a_callback_stopped_begins_an_episode_anew(tmp_path: Path, capsys: Any) -> None:
     own = SnapshotCallback(tmp_path / "run", **{**QUICK, "verbose": 1})
-    dqn().learn(240, callback=[own, Stop(at=53)])
+    dqn(buffer_size=400).learn(240, callback=[own, Stop(at=53)])
     last = open_run(tmp_path / "run").snapshots[-1]
     assert last.global_step == 53
     assert last.metrics["environment_reset"] == 1
     assert "reset with seed" not in capsys.readouterr().out
 
     stop = Stop()
-    model = dqn()
+    model = dqn(buffer_size=400)
     own = SnapshotCallback(tmp_path / "run", **{**QUICK, "verbose": 1})
     model.learn(240, callback=[own, stop])
     assert "a callback stopped the run within a step" in capsys.readouterr().out
-    assert model.num_timesteps == 240
-    # The row of the step at which it stopped was never stored.
-    assert model.replay_buffer.size() == OFF_POLICY["buffer_size"]
+    assert model.num_timesteps == 241, "rollouts of four steps go on from 53"
+    assert model.replay_buffer.size() == 240, "the last step before the stop was not stored"
     assert abs(stop.first).max() <= 0.05, "CartPole begins near the middle"
-    assert steps_of(tmp_path / "run")[-1] == 240
+    assert steps_of(tmp_path / "run")[-1] == 241
 
 
 def test_several_calls_of_learn_are_one_run(tmp_path: Path) -> None:
@@ -201,9 +201,21 @@ def test_several_calls_of_learn_are_one_run(tmp_path: Path) -> None:
         assert done.num_timesteps == 240, "the total is absolute and past"
 
 
+@pytest.mark.parametrize(("name", "kill_at"), [("DQN", 230), ("PPO", 50), ("PPO", 130)])
+def test_a_kill_in_any_call_of_learn_is_made_up_for(
+    start: Any, token: str, tmp_path: Path, name: str, kill_at: int
+) -> None:
+    whole = start(run_phases, name, Start(tmp_path / "whole"), 130, 260)
+    killed = start(run_phases, name, Start(tmp_path / "killed", kill_at=kill_at), 130, 260)
+    assert killed.join() == -9
+    await_writers_end(token)
+    resumed = start(run_phases, name, Start(tmp_path / "killed"), 130, 260)
+    assert resumed.receive("end") == whole.receive("end")
+
+
 def test_a_run_at_its_total_is_left_as_it_is(tmp_path: Path) -> None:
     for _ in range(2):
-        model = dqn(make_vec_env("CartPole-v1", 1, seed=5), learning_rate=decay)
+        model = dqn(make_vec_env("CartPole-v1", 1, seed=5))
         model.learn(40, callback=SnapshotCallback(tmp_path / "run", **QUICK))
         assert model.num_timesteps == 40
     assert steps_of(tmp_path / "run") == [20, 40]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ pytest.importorskip("stable_baselines3")
 
 import stable_baselines3 as sb3
 from gymnasium import spaces
-from sb3_runs import OFF_POLICY, ON_POLICY, cartpole, make, pendulum
+from sb3_models import OFF_POLICY, ON_POLICY, cartpole, make, pendulum
 from stable_baselines3.common.env_util import make_vec_env
 
 from pyengine import SnapshotEngine
@@ -25,7 +26,7 @@ from pyengine.integrations.sb3 import SnapshotCallback
 QUICK = {"every_steps": 20, "budget": None, "when_busy": "wait", "verbose": 0}
 
 
-class Wider(gymnasium.ObservationWrapper[Any, Any, Any, Any]):
+class Wider(gymnasium.ObservationWrapper[Any, Any, Any]):
     """CartPole, one observation more."""
 
     def __init__(self, env: Any) -> None:
@@ -69,11 +70,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "another buffer": (
         lambda: dqn(n_steps=3), "buffer", "ReplayBuffer", "NStepReplayBuffer",
     ),
-    "another policy": (
-        lambda: make(sb3.DQN, cartpole(), **OFF_POLICY, policy="CnnPolicy"), "", "", "",
-    ),
 }  # fmt: skip
-del OTHERS["another policy"]
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +118,6 @@ def test_a_run_of_the_core_is_refused(tmp_path: Path) -> None:
 
 
 def test_fresh_begins_anew_with_another_model(run_dir: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = shutil.copytree(run_dir, tmp_path / "run")
     callback = SnapshotCallback(copy, fresh=True, **QUICK)
     dqn(buffer_size=100).learn(40, callback=callback)

@@ -82,8 +82,8 @@ def check_log_sizes(saved: dict[str, int]) -> None:
             raise TruncatedLogError(
                 f"{path} had {size} bytes at the snapshot and has {found} now: this start of the "
                 "script has begun it anew. Open it for appending: "
-                "Monitor(..., override_existing=False), or append_logger(folder, formats) for a "
-                "CSV log",
+                "Monitor(..., override_existing=False) from the second start on (the first writes "
+                "the header), append_logger(folder, formats) for a CSV log",
                 path=path,
                 expected=size,
                 got=found,

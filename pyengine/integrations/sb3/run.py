@@ -190,6 +190,11 @@ class ModelRun:
         if self._iterations is not None:
             self._iterations.rollout_ended()
 
+    def learn_ended(self) -> None:
+        """Count rollouts anew in the learn() that comes next, unless this one had none to make."""
+        if self._iterations is not None and not self._late:
+            self._iterations.learn_ended()
+
     def metrics(self) -> dict[str, float]:
         """Return what is known of how well the policy does; and 1 where environments are reset."""
         found: dict[str, float] = {}
