@@ -15,6 +15,7 @@ import stable_baselines3 as sb3
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -89,6 +90,12 @@ def _a2c() -> BaseAlgorithm:
     return make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
 
 
+def _her() -> BaseAlgorithm:
+    venv = make_vec_env(lambda: BitFlippingEnv(n_bits=4, max_steps=6), 1, seed=5)
+    kind = {"replay_buffer_class": sb3.HerReplayBuffer, "policy": "MultiInputPolicy"}
+    return make(sb3.DQN, venv, **OFF_POLICY, **kind, target_update_interval=24)
+
+
 def _qrdqn() -> BaseAlgorithm:
     settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
     return make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
@@ -120,6 +127,7 @@ def make(
 
 MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
+    "HER": _her,
 }  # fmt: skip
 if sb3_contrib is not None:
     MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}

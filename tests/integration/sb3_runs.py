@@ -24,6 +24,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pyengine.capture import tensor_node
 from pyengine.integrations.sb3 import SnapshotCallback, append_logger
 from pyengine.integrations.sb3.state import components
 
@@ -118,6 +119,17 @@ def run(send: Callable[[Any], None], name: str, start: Start) -> None:
     send(("end", moments, digest(model, start.folder), resumed_at))
 
 
+def run_as_if_on_cuda(send: Callable[[Any], None], name: str, start: Start) -> None:
+    """Do as `run`, every tensor of a snapshot saying that it lay on cuda:0."""
+    plain = tensor_node.tensor_node
+
+    def say_cuda(component: str, value: torch.Tensor, path: str) -> dict[str, Any]:
+        return plain(component, value, path) | {"device": "cuda:0"}
+
+    tensor_node.tensor_node = say_cuda
+    run(send, name, start)
+
+
 def run_phases(send: Callable[[Any], None], name: str, start: Start, *totals: int) -> None:
     """Train by several calls of learn, in a process of its own; send ("end", digest)."""
     start.folder.mkdir(exist_ok=True)
@@ -165,7 +177,9 @@ def rows(model: BaseAlgorithm) -> list[Any]:
     if buffer is None:
         return []
     names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-    return [*(np.asarray(getattr(buffer, name)) for name in names), buffer.pos, buffer.full]
+    columns = [getattr(buffer, name) for name in names]
+    arrays = [dict(held) if isinstance(held, dict) else np.asarray(held) for held in columns]
+    return [*arrays, buffer.pos, buffer.full]
 
 
 def action_log(path: Path) -> dict[int, list[Any]]:

@@ -64,7 +64,8 @@ class ModelState:
     def set_state(self, state: dict[str, Any]) -> None:
         """Set the attributes; the next rollout goes on from there."""
         for name, value in state.items():
-            setattr(self._model, name, value)
+            is_librarys = name in COUNTERS
+            setattr(self._model, name, _to(value, self._model.device) if is_librarys else value)
         self._model._num_timesteps_at_start = self._model.num_timesteps
 
 
@@ -93,7 +94,7 @@ class ExplorationState:
                 setattr(noise, name, value)
         for distribution, matrices in zip(self._distributions(), state["matrices"], strict=True):
             for name, value in matrices.items():
-                setattr(distribution, name, value)
+                setattr(distribution, name, _to(value, self._model.device))
         for rng, saved in zip(_generators(self._space()), state["action_space"], strict=True):
             rng.bit_generator.state = saved
 
@@ -177,6 +178,16 @@ def plain_values(
 
 def _is_of_torch(value: Any) -> bool:
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """Move tensors to where the model is now, which need not be where they were saved."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        moved = [_to(item, device) for item in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    return value
 
 
 def _arrays_of(noise: ActionNoise) -> Iterator[tuple[str, Any]]:
