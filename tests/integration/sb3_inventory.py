@@ -226,6 +226,11 @@ if "CrossQ" in MODELS:
     ]
 
 
+def items_of(name: str) -> list[Item]:
+    """Return the items that a model of MODELS shows."""
+    return [item for item in ITEMS if item.model == name]
+
+
 def leave_out(item: Item, callbacks: tuple[BaseCallback, ...], patch: Any) -> list[str]:
     """Make restores leave `item` as the script made it; return hashes: as made, as restored."""
     restore, rollout_starts = ModelRun.restore, ModelRun.rollout_starts
@@ -256,10 +261,10 @@ def leave_out(item: Item, callbacks: tuple[BaseCallback, ...], patch: Any) -> li
 class Watch(BaseCallback):
     """Notes hashes of items whenever a rollout starts, which is when snapshots are taken."""
 
-    def __init__(self, items: list[Item], callbacks: tuple[BaseCallback, ...]) -> None:
+    def __init__(self, items: tuple[Item, ...], callbacks: tuple[BaseCallback, ...]) -> None:
         super().__init__()
         self.notes = Notes()
-        self._items = tuple(items)
+        self._items = items
         self._callbacks = callbacks
 
     def _on_rollout_start(self) -> None:
@@ -279,13 +284,13 @@ class Notes:
 
 
 def run_watched(
-    name: str, start: Start, callbacks: tuple[BaseCallback, ...]
+    name: str, start: Start, callbacks: tuple[BaseCallback, ...], *items: Item
 ) -> tuple[dict[str, Any], list[tuple[int, dict[str, str]]], int | None]:
-    """Train with a Watch over the model's items.
+    """Train with a Watch over these items.
 
     Return the digest, callbacks included, what the Watch saw and the step of the restored snapshot.
     """
-    watch = Watch([item for item in ITEMS if item.model == name], callbacks)
+    watch = Watch(items, callbacks)
     model, own, _ = train(name, start, *callbacks, watch)
     inner = [getattr(one, "callback", None) for one in callbacks]
     plain = [
@@ -300,4 +305,4 @@ def run_watched(
 
 def run_child(send: Callable[[Any], None], name: str, start: Start) -> None:
     """Do so in a process of its own; send ("end", ...)."""
-    send(("end", *run_watched(name, start, siblings(name))))
+    send(("end", *run_watched(name, start, siblings(name), *items_of(name))))

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 from processes import TOKEN, Child, await_writers_end
-from sb3_inventory import ITEMS, Item, leave_out, run_child, run_watched, siblings
+from sb3_inventory import ITEMS, Item, items_of, leave_out, run_child, run_watched, siblings
 from sb3_runs import Start
 
 KILL_AT = {"PPO": 110, "A2C": 90, "RecurrentPPO": 110}
@@ -56,12 +56,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
 def test_every_item_is_as_it_was(base: Any, tmp_path: Path, name: str) -> None:
     there = base(name)
     folder = shutil.copytree(there.folder, tmp_path / "killed")
-    end, seen, step = run_watched(name, Start(folder), siblings(name))
+    end, seen, step = run_watched(name, Start(folder), siblings(name), *items_of(name))
     assert step
     assert seen[0][0] == step
     items = seen[0][1]
     assert items == dict(there.seen)[step]
-    assert items.keys() == {item.name for item in ITEMS if item.model == name}
+    assert items.keys() == {item.name for item in items_of(name)}
     assert seen == [one for one in there.seen if one[0] >= step]
     assert end == there.end
 
@@ -74,7 +74,7 @@ def test_without_it_the_run_goes_another_way(
     folder = shutil.copytree(there.folder, tmp_path / "killed")
     callbacks = siblings(item.model)
     hashes = leave_out(item, callbacks, monkeypatch)
-    end, seen, step = run_watched(item.model, Start(folder), callbacks)
+    end, seen, step = run_watched(item.model, Start(folder), callbacks, item)
     made, restored = hashes
     assert made != restored == dict(there.seen)[step][item.name]
     assert seen[0][1][item.name] != restored, "it was not left out"

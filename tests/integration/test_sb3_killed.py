@@ -14,15 +14,14 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
-from processes import await_writers_end, leftovers
+from processes import Child, await_writers_end, leftovers
 from sb3_models import MODELS
 from sb3_runs import STEPS, Start, run
 
 DELAY_SECONDS = 0.02
 
 
-def end(start: Any, name: str, how: Start) -> tuple[int, Any, int | None]:
-    child = start(run, name, how)
+def end(child: Child) -> tuple[int, Any, int | None]:
     _, moments, digest, resumed_at = child.receive("end")
     assert child.join() == 0
     return moments, digest, resumed_at
@@ -39,11 +38,13 @@ def test_a_model_killed_twice_ends_as_stock_does(
 ) -> None:
     seed = int(os.environ.get("PYENGINE_TEST_SEED", random.randrange(1 << 32)))
     draw = random.Random(seed)
-    moments, stock, _ = end(start, name, Start(tmp_path / "stock", is_stock=True))
+    without = start(run, name, Start(tmp_path / "stock", is_stock=True))
+    beside = start(run, name, Start(tmp_path / "undisturbed"))
+    moments, stock, _ = end(without)
     assert stock["counters"]["num_timesteps"] >= STEPS
     assert stock["log"], "nothing was logged: the test shows too little"
 
-    _, undisturbed, resumed_at = end(start, name, Start(tmp_path / "undisturbed"))
+    _, undisturbed, resumed_at = end(beside)
     assert undisturbed == stock
     assert resumed_at is None
 
@@ -54,7 +55,7 @@ def test_a_model_killed_twice_ends_as_stock_does(
     print(f"PYENGINE_TEST_SEED={seed}: killed at moments {first} and {second}, then {delay:.4f} s")
     kill(start, token, name, Start(killed, kill_at=first))
     kill(start, token, name, Start(killed, kill_at=second, kill_delay=delay))
-    _, resumed, resumed_at = end(start, name, Start(killed))
+    _, resumed, resumed_at = end(start(run, name, Start(killed)))
     assert resumed == stock
     assert resumed_at
     assert leftovers(killed / "run") == []
