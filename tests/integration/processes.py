@@ -26,7 +26,7 @@ TOKEN = "PYENGINE_TEST_TOKEN"
 TIMEOUT = 60.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["program"])
+_context.set_forkserver_preload(["program", "sb3_runs"])
 
 
 class Child:

@@ -137,6 +137,8 @@ class SnapshotCallback(BaseCallback):
         if self._run is None or self._engine is None:
             return
         try:
+            if self._in_phases:
+                self._run.learn_ended()
             step = self.model.num_timesteps
             if self._newest_step() != step or self._run.is_torn:
                 self._last = self._engine.snapshot(step, metrics=self._run.metrics())

@@ -46,6 +46,11 @@ class IterationLog:
         if self._stock is not None and interval is not None and self.count % interval == 0:
             self._stock.dump_logs(self._model, self.count)
 
+    def learn_ended(self) -> None:
+        """Begin at nought, as the library does in each learn() of several."""
+        self.count = 0
+        self.release()
+
     def release(self) -> None:
         """Give the model its own class back."""
         if self._stock is not None:

@@ -22,7 +22,8 @@ from stable_baselines3.common.logger import (
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
-from pyengine.errors import TruncatedLogError
+from pyengine.capture.tree import Encoder
+from pyengine.errors import CaptureError, TruncatedLogError
 
 
 class LogSizes:
@@ -39,6 +40,34 @@ class LogSizes:
         """Do nothing: `check_log_sizes` has compared them before."""
 
 
+class PendingValues:
+    """What was recorded since the logger's last dump; figures, images and videos are left out.
+
+    An undisturbed run writes with its next row what was learned before a snapshot; so does one
+    that goes on from it.
+    """
+
+    def __init__(self, model: BaseAlgorithm) -> None:
+        self._model = model
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        """Return values, how many each is the mean of, and where they are not to be written."""
+        log = self._model.logger
+        values = {name: value for name, value in log.name_to_value.items() if _is_plain(value)}
+        return {
+            "values": values,
+            "counts": {name: log.name_to_count.get(name, 0) for name in values},
+            "excluded": {name: log.name_to_excluded.get(name, ("",)) for name in values},
+        }
+
+    def set_state(self, state: dict[str, dict[str, Any]]) -> None:
+        """Record them again."""
+        log = self._model.logger
+        log.name_to_value.update(state["values"])
+        log.name_to_count.update(state["counts"])
+        log.name_to_excluded.update(state["excluded"])
+
+
 def log_sizes(model: BaseAlgorithm) -> dict[str, int]:
     """Return the size in bytes of each log file that this process writes, by absolute path."""
     paths = {*_monitor_files(model.get_env()), *_csv_files(model.logger)}
@@ -53,8 +82,8 @@ def check_log_sizes(saved: dict[str, int]) -> None:
             raise TruncatedLogError(
                 f"{path} had {size} bytes at the snapshot and has {found} now: this start of the "
                 "script has begun it anew. Open it for appending: "
-                "Monitor(..., override_existing=False), or append_logger(folder, formats) for a "
-                "CSV log",
+                "Monitor(..., override_existing=False) from the second start on (the first writes "
+                "the header), append_logger(folder, formats) for a CSV log",
                 path=path,
                 expected=size,
                 got=found,
@@ -87,6 +116,14 @@ def append_logger(folder: str | os.PathLike[str], formats: list[str]) -> Logger:
         else:
             outputs.append(make_output_format(name, folder))
     return Logger(folder=folder, output_formats=outputs)
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        Encoder("logger").encode(value)
+    except CaptureError:
+        return False
+    return True
 
 
 def _csv_files(logger: Logger) -> Iterator[str]:

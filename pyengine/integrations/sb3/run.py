@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -34,6 +35,8 @@ from pyengine.integrations.sb3.state import (
 ENVIRONMENT = "environment"
 
 _SEED_LIMIT = 1 << 31
+_OBSTACLES_SHOWN = 3
+_REASON_LENGTH = 1000
 
 
 class ModelRun:
@@ -59,42 +62,45 @@ class ModelRun:
         self._say = say
         self._root: BaseCallback = learn_locals.get("callback") or own
         self._own = own
-        self._late: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._late: list[tuple[_State, Any]] = []
+        self._late_generators: dict[str, Any] = {}
+        self._told: set[str] = set()
         self._seed = _seed_of(model)
         self._reset_reason = ""
         self.is_torn = False
         """Whether the last step's transition is not stored: a callback stopped the run."""
         self._iterations = IterationLog.of(model, learn_locals)
         self._exploration = ExplorationState(model)
+        self._siblings = SiblingState(self._root, own)
+        self._state = ModelState(model)
         has_buffer = getattr(model, "replay_buffer", None) is not None
         self._adoption = adopt(model) if has_buffer else None
         self._track()
 
     def _track(self) -> None:
         model, engine = self._model, self._engine
-        state, siblings = ModelState(model), SiblingState(self._root, self._own)
         engine.track(
             **components(model),
-            model=state,
+            model=self._state,
             exploration=self._exploration,
-            callbacks=siblings,
+            callbacks=self._siblings,
             run=self,
             logs=logs.LogSizes(model),
+            logger=logs.PendingValues(model),
             normalizer=_Normalizer(self),
         )
         if self._adoption is not None:
             engine.track(**self._adoption.objects)
             for note in self._adoption.notes:
                 self._say(note)
-        for name, why in {**state.unsaved, **siblings.unsaved}.items():
-            self._say(f"NOT saved: {name}: {why}")
+        self._tell_unsaved()
         self._environment = VecEnvState(self._venv)
         obstacles = self._environment.obstacles
         if obstacles:
-            self._reset_reason = "; ".join(obstacles)
+            self._reset_reason = _shortened(obstacles)
             engine.exclude(ENVIRONMENT, f"reset: {self._reset_reason}")
             self._say(f"environments cannot be saved and are reset on resume: {obstacles[0]}")
-            for obstacle in obstacles[1:]:
+            for obstacle in obstacles[1:_OBSTACLES_SHOWN]:
                 self._say(f"    and {obstacle}")
             return
         environment = EnvironmentState(
@@ -103,6 +109,12 @@ class ModelRun:
             check=self._check_environment_state,
         )
         engine.track(**{ENVIRONMENT: environment})
+
+    def _tell_unsaved(self) -> None:
+        for name, why in {**self._state.unsaved, **self._siblings.unsaved}.items():
+            if name not in self._told:
+                self._told.add(name)
+                self._say(f"NOT saved: {name}: {why}")
 
     def _environment_state(self) -> dict[str, Any]:
         if self.is_torn:
@@ -126,12 +138,20 @@ class ModelRun:
 
     def restore(self, *, eager: bool) -> pyengine.RestoreReport:
         """Put the newest snapshot back, or begin; environments that were not saved are reset."""
-        report = self._engine.restore(eager=eager)
+        # Environments that could not be saved then can perhaps be saved now: no mismatch.
+        report = self._engine.restore(eager=eager, allow=(ENVIRONMENT,))
         if not report:
             return report
+        if not self._reset_reason and report.component(ENVIRONMENT).found != "restored":
+            self._reset_reason = "the snapshot was taken without them"
+        for line in self._siblings.changes:
+            self._say(line)
         if self._reset_reason:
             self._begin_episodes_anew()
-        self._late = (process_generators(), self._exploration.get_state())
+        parts: tuple[_State, ...] = (self._exploration, self._state, self._siblings)
+        # Copies: until the rollout starts, other callbacks change what was put back.
+        self._late = [(part, copy.deepcopy(part.get_state())) for part in parts]
+        self._late_generators = process_generators()
         return report
 
     def _begin_episodes_anew(self) -> None:
@@ -148,27 +168,35 @@ class ModelRun:
         self._say(
             f"environments: reset with seed {seed}, open episodes closed ({self._reset_reason})"
         )
-        self._reset_reason = "; ".join(self._environment.obstacles)
+        self._reset_reason = _shortened(self._environment.obstacles)
 
     def rollout_starts(self) -> bool:
-        """Put back what was drawn from since the restore; whether that was to be done.
+        """Put back what was changed since the restore; whether that was to be done.
 
-        Raises ConfigError where the model's replay buffer was replaced meanwhile.
+        Exploration has drawn from generators, other callbacks have run their `on_training_start`
+        and, those before this one, the `on_rollout_start` that the snapshot already knows. Raises
+        ConfigError where the model's replay buffer was replaced meanwhile.
         """
         if self._adoption is not None:
             self._adoption.check(self._model)
-        if self._late is None:
+        self._tell_unsaved()
+        if not self._late:
             return False
-        generators, exploration = self._late
-        self._late = None
-        self._exploration.set_state(exploration)
-        set_process_generators(generators)
+        late, self._late = self._late, []
+        for part, state in late:
+            part.set_state(state)
+        set_process_generators(self._late_generators)
         return True
 
     def rollout_ended(self) -> None:
         """Count it, for logs that go by the number of rollouts."""
         if self._iterations is not None:
             self._iterations.rollout_ended()
+
+    def learn_ended(self) -> None:
+        """Count rollouts anew in the learn() that comes next, unless this one had none to make."""
+        if self._iterations is not None and not self._late:
+            self._iterations.learn_ended()
 
     def metrics(self) -> dict[str, float]:
         """Return what is known of how well the policy does; and 1 where environments are reset."""
@@ -209,7 +237,12 @@ class ModelRun:
         if self._iterations is not None:
             self._iterations.go_on_from(state["iterations"])
         if self._environment.obstacles:
-            self._reset_reason = "; ".join(self._environment.obstacles)
+            self._reset_reason = _shortened(self._environment.obstacles)
+
+
+class _State(Protocol):
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class _Normalizer:
@@ -223,6 +256,13 @@ class _Normalizer:
 
     def set_state(self, state: list[dict[str, dict[str, Any]]]) -> None:
         self._run.normalizer = state
+
+
+def _shortened(obstacles: tuple[str, ...]) -> str:
+    """Return the first obstacles as one text that a manifest can hold; each environment has its."""
+    more = len(obstacles) - _OBSTACLES_SHOWN
+    shown = "; ".join(obstacles[:_OBSTACLES_SHOWN])[:_REASON_LENGTH]
+    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def _seed_of(model: BaseAlgorithm) -> int:

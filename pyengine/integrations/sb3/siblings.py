@@ -1,17 +1,25 @@
-"""The other callbacks of a run: counters, best results, and when each fires next."""
+"""The other callbacks of a run: counters, best results, and when each fires next.
+
+Environments that a callback evaluates in are saved too: the generators in them decide how the next
+evaluation goes, hence which policy is best and when training stops early.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
+from stable_baselines3.common.vec_env import VecEnv
 
-from pyengine.capture.tree import Encoder
-from pyengine.errors import CaptureError
-from pyengine.integrations.sb3.state import constructor_parameters
+from pyengine.errors import CaptureError, StateMismatchError
+from pyengine.integrations.sb3.environments import VecEnvState
+from pyengine.integrations.sb3.state import constructor_parameters, plain_values
 
-_OWNED = frozenset({"model", "locals", "globals", "parent", "callback", "callbacks", "verbose"})
+_OWNED = frozenset(
+    {"model", "locals", "globals", "parent", "callback", "callbacks", "verbose", "eval_env"}
+)
 
 
 def walk(root: BaseCallback, path: str = "") -> Iterator[tuple[str, BaseCallback]]:
@@ -22,61 +30,69 @@ def walk(root: BaseCallback, path: str = "") -> Iterator[tuple[str, BaseCallback
             yield from walk(child, f"{path}.{index}" if path else str(index))
     elif isinstance(root, EventCallback) and root.callback is not None:
         yield from walk(root.callback, f"{path}.callback" if path else "callback")
-    stop_training = getattr(root, "callback_after_eval", None)
-    if isinstance(stop_training, BaseCallback):
-        yield from walk(stop_training, f"{path}.after_eval" if path else "after_eval")
+    on_new_best = getattr(root, "callback_on_new_best", None)
+    if isinstance(on_new_best, BaseCallback):
+        yield from walk(on_new_best, f"{path}.on_new_best" if path else "on_new_best")
 
 
 class SiblingState:
     """The plain attributes of all callbacks of a tree but one; settings stay as scripted.
 
-    `unsaved` names what cannot be saved, and why.
+    `unsaved` names what cannot be saved, and why; `changes` has a line for each callback that a
+    restored run had and this script has not.
     """
 
     def __init__(self, root: BaseCallback, own: BaseCallback) -> None:
         self._callbacks = {path: one for path, one in walk(root) if one is not own}
         self.unsaved: dict[str, str] = {}
-        self._names = {path: self._plain(path, one) for path, one in self._callbacks.items()}
-
-    def _plain(self, path: str, callback: BaseCallback) -> list[str]:
-        settings = constructor_parameters(type(callback)) | _OWNED
-        found = []
-        for name, value in vars(callback).items():
-            if name in settings or name == "eval_env" or isinstance(value, BaseCallback):
-                continue
-            try:
-                Encoder(name).encode(value)
-            except CaptureError as error:
-                self.unsaved[f"{type(callback).__name__}.{name}"] = str(error)
-            else:
-                found.append(name)
-        return found
+        self.changes: list[str] = []
+        held = {path: getattr(one, "eval_env", None) for path, one in self._callbacks.items()}
+        self._environments = {
+            path: VecEnvState(venv) for path, venv in held.items() if isinstance(venv, VecEnv)
+        }
+        for path, environment in self._environments.items():
+            if environment.obstacles:
+                name = f"{type(self._callbacks[path]).__name__}.eval_env"
+                self.unsaved[name] = "; ".join(environment.obstacles)
+        self.get_state()
 
     def get_state(self) -> dict[str, Any]:
         """Return the attributes of each callback, and its type, by its place in the tree."""
         return {
             path: {
                 "type": type(callback).__qualname__,
-                "values": {name: getattr(callback, name) for name in self._names[path]},
+                "values": self._values(callback),
+                "environment": self._environment(path),
             }
             for path, callback in self._callbacks.items()
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Put the attributes back into callbacks of the same type at the same place."""
+        self.changes = []
         for path, saved in state.items():
             callback = self._callbacks.get(path)
             if callback is None or type(callback).__qualname__ != saved["type"]:
+                got = "nothing" if callback is None else f"a {type(callback).__qualname__}"
+                line = f"callback {path}: saved a {saved['type']}, the script has {got}"
+                self.changes.append(line)
                 continue
             for name, value in saved["values"].items():
                 setattr(callback, name, value)
+            environment = self._environments.get(path)
+            if environment is not None and saved["environment"] is not None:
+                # Another evaluation than the run's goes on by itself.
+                with contextlib.suppress(StateMismatchError):
+                    environment.set_state(saved["environment"])
 
-    def differences(self, state: dict[str, Any]) -> list[str]:
-        """Return a line for each saved callback that has no counterpart in this script."""
-        lines = []
-        for path, saved in state.items():
-            here = self._callbacks.get(path)
-            if here is None or type(here).__qualname__ != saved["type"]:
-                got = "nothing" if here is None else f"a {type(here).__qualname__}"
-                lines.append(f"callback {path}: saved a {saved['type']}, the script has {got}")
-        return lines
+    def _values(self, callback: BaseCallback) -> dict[str, Any]:
+        kind = type(callback)
+        passed = constructor_parameters(kind) | _OWNED
+        own = {k: v for k, v in vars(callback).items() if not isinstance(v, BaseCallback)}
+        return plain_values(own, passed, f"{kind.__name__}.", self.unsaved)
+
+    def _environment(self, path: str) -> dict[str, Any] | None:
+        if path in self._environments:
+            with contextlib.suppress(CaptureError):
+                return self._environments[path].get_state()
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,33 +49,23 @@ class ModelState:
 
     def __init__(self, model: BaseAlgorithm) -> None:
         self._model = model
+        self._passed = _OWNED | constructor_parameters(type(model)) | frozenset(COUNTERS)
         self.unsaved: dict[str, str] = {}
-        self._names = [name for name in COUNTERS if hasattr(model, name)]
-        self._names += self._others()
-
-    def _others(self) -> list[str]:
-        """Return attributes that neither the library nor the constructor knows: the user's own."""
-        settings = constructor_parameters(type(self._model))
-        found = []
-        for name, value in vars(self._model).items():
-            if name in settings or name in _OWNED or name in COUNTERS or _is_of_torch(value):
-                continue
-            try:
-                Encoder(name).encode(value)
-            except CaptureError as error:
-                self.unsaved[name] = str(error)
-            else:
-                found.append(name)
-        return found
+        self.get_state()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the attributes by name."""
-        return {name: getattr(self._model, name) for name in self._names}
+        """Return the attributes by name: those of the library and the user's own."""
+        held = {name: getattr(self._model, name) for name in COUNTERS if hasattr(self._model, name)}
+        others = {
+            name: value for name, value in vars(self._model).items() if not _is_of_torch(value)
+        }
+        return held | plain_values(others, self._passed, "", self.unsaved)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Set the attributes; the next rollout goes on from there."""
         for name, value in state.items():
-            setattr(self._model, name, value)
+            is_librarys = name in COUNTERS
+            setattr(self._model, name, _to(value, self._model.device) if is_librarys else value)
         self._model._num_timesteps_at_start = self._model.num_timesteps
 
 
@@ -104,7 +94,7 @@ class ExplorationState:
                 setattr(noise, name, value)
         for distribution, matrices in zip(self._distributions(), state["matrices"], strict=True):
             for name, value in matrices.items():
-                setattr(distribution, name, value)
+                setattr(distribution, name, _to(value, self._model.device))
         for rng, saved in zip(_generators(self._space()), state["action_space"], strict=True):
             rng.bit_generator.state = saved
 
@@ -169,8 +159,35 @@ def constructor_parameters(kind: type[Any]) -> set[str]:
     return names
 
 
+def plain_values(
+    values: Mapping[str, Any], passed: Collection[str], prefix: str, unsaved: dict[str, str]
+) -> dict[str, Any]:
+    """Return what can be saved, names in `passed` aside; `unsaved` gets the rest, and why."""
+    found = {}
+    for name, value in values.items():
+        if name in passed:
+            continue
+        try:
+            Encoder(name).encode(value)
+        except CaptureError as error:
+            unsaved[prefix + name] = str(error)
+        else:
+            found[name] = value
+    return found
+
+
 def _is_of_torch(value: Any) -> bool:
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """Move tensors to where the model is now, which need not be where they were saved."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        moved = [_to(item, device) for item in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    return value
 
 
 def _arrays_of(noise: ActionNoise) -> Iterator[tuple[str, Any]]:

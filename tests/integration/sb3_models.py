@@ -1,0 +1,133 @@
+"""Tiny models of Stable-Baselines3, one of each algorithm, with environments that end soon.
+
+What decides a run is drawn from saved generators only, so that equal digests mean equal futures.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import stable_baselines3 as sb3
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+try:
+    import sb3_contrib
+except ImportError:
+    sb3_contrib = None
+
+OFF_POLICY = {
+    "learning_starts": 40, "buffer_size": 160, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}
+}  # fmt: skip
+ON_POLICY = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [16]}}
+
+
+def decay(progress: float) -> float:
+    """Return a learning rate that shows when progress is wrong."""
+    return 1e-3 * (0.1 + progress)
+
+
+class Success(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says at the end of an episode whether it was a long one."""
+
+    def step(self, action: Any) -> Any:
+        self.length += 1
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        info = {**info, "is_success": self.length > 20} if terminated else info
+        return observation, reward, terminated, truncated, info
+
+    def reset(self, **arguments: Any) -> Any:
+        self.length = 0
+        return self.env.reset(**arguments)
+
+
+def cartpole(count: int = 1) -> VecEnv:
+    return make_vec_env("CartPole-v1", count, seed=5, wrapper_class=Success)
+
+
+def pendulum(count: int = 1) -> VecEnv:
+    """Return pendulums whose episodes are short enough to end in a test."""
+    return make_vec_env("Pendulum-v1", count, seed=5, env_kwargs={"max_episode_steps": 30})
+
+
+def normalized() -> VecEnv:
+    return VecNormalize(VecFrameStack(VecMonitor(pendulum(2)), 2))
+
+
+def _dqn() -> BaseAlgorithm:
+    return make(
+        sb3.DQN, cartpole(), **OFF_POLICY, train_freq=4, gradient_steps=2,
+        target_update_interval=24, exploration_fraction=0.8,
+    )  # fmt: skip
+
+
+def _sac() -> BaseAlgorithm:
+    return make(sb3.SAC, pendulum(2), **OFF_POLICY, train_freq=3, use_sde=True, sde_sample_freq=2)
+
+
+def _td3() -> BaseAlgorithm:
+    noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1) * 0.3)
+    return make(sb3.TD3, normalized(), **OFF_POLICY, action_noise=noise)
+
+
+def _ddpg() -> BaseAlgorithm:
+    return make(sb3.DDPG, pendulum(), **OFF_POLICY, n_steps=3)
+
+
+def _ppo() -> BaseAlgorithm:
+    return make(sb3.PPO, VecNormalize(cartpole(2)), **ON_POLICY, clip_range=decay)
+
+
+def _a2c() -> BaseAlgorithm:
+    return make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
+
+
+def _her() -> BaseAlgorithm:
+    venv = make_vec_env(lambda: BitFlippingEnv(n_bits=4, max_steps=6), 1, seed=5)
+    kind = {"replay_buffer_class": sb3.HerReplayBuffer, "policy": "MultiInputPolicy"}
+    return make(sb3.DQN, venv, **OFF_POLICY, **kind, target_update_interval=24)
+
+
+def _qrdqn() -> BaseAlgorithm:
+    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
+    return make(sb3_contrib.QRDQN, cartpole(), **settings, target_update_interval=24)
+
+
+def _tqc() -> BaseAlgorithm:
+    settings = {**OFF_POLICY, "policy_kwargs": {"net_arch": [16], "n_quantiles": 5}}
+    return make(sb3_contrib.TQC, pendulum(), **settings, ent_coef="auto_0.1")
+
+
+def _crossq() -> BaseAlgorithm:
+    return make(sb3_contrib.CrossQ, pendulum(), **OFF_POLICY)
+
+
+def _recurrent() -> BaseAlgorithm:
+    kind = sb3_contrib.RecurrentPPO
+    settings = {**ON_POLICY, "policy_kwargs": {"net_arch": [16], "lstm_hidden_size": 8}}
+    return make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
+
+
+def make(
+    kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
+) -> BaseAlgorithm:
+    """Return a model on the CPU with one thread, its learning rate decaying."""
+    torch.set_num_threads(1)
+    settings = {"learning_rate": decay, "seed": 3, "device": "cpu", **settings}
+    return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
+
+
+MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
+    "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
+    "HER": _her,
+}  # fmt: skip
+if sb3_contrib is not None:
+    MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}
