@@ -70,14 +70,15 @@ class Demo:
         plan = full.fitted(speed, clock.left - for_sb3)
         self._announce(plan, full)
         directories = [self._directory / name for name in "ABC"]
-        shorten = Shortener(plan, speed, clock)
+        shorten = Shortener(plan, speed, clock, for_sb3)
         tick = Ticker(self._progress, directories[0], plan.steps, shorten)
         options = plan.options(self.seed % 10_000)
         a = play_arm("demo_arm.py", "engine", options, tick, directories[0], clock)
         if len(a.all_steps) < plan.steps:
             plan = replace(plan, steps=len(a.all_steps))
-            self._warn(f"the machine became slower: arms end after {plan.steps} steps")
-        killed_at = self._random.randrange(plan.capacity + 1_000, plan.steps - 500)
+            wraps = "" if plan.steps > plan.capacity else ", before the ring is full"
+            self._warn(f"the machine became slower: arms end after {plan.steps} steps{wraps}")
+        killed_at = self._random.choice(plan.kill_range)
         options = plan.options(self.seed % 10_000)
         ticks = [Ticker(self._progress, directory, plan.steps) for directory in directories[1:]]
         b = play_arm("demo_arm.py", "engine", options, ticks[0], directories[1], clock, killed_at)

@@ -25,6 +25,9 @@ SB3_SHARE = 0.3
 """What the arms with Stable-Baselines3 get at most of the time, when the others are planned."""
 
 LEARNING_STARTS = 1_000
+LEAST_STEPS = 3_000
+"""Of the arms A, B and C: some saves and updates on both sides of the kill."""
+
 PACE_SECONDS = 10.0
 
 
@@ -67,9 +70,14 @@ class Plan:
         return speed.play + speed.learn / self.train_every
 
     @property
-    def least_steps(self) -> int:
-        """Steps without which the ring would not have wrapped well before the kill."""
-        return self.capacity + 1_600
+    def kill_range(self) -> range:
+        """Steps of which the kill comes after one: with updates before it and a save after it.
+
+        The ring has wrapped by then, unless the arms had to end before that.
+        """
+        wrapped = self.capacity + self.save_every
+        first = wrapped if wrapped < self.steps - self.save_every else self.steps // 2
+        return range(first, self.steps - self.save_every)
 
     def fitted(self, speed: Speed, seconds: float) -> Plan:
         """Return the plan, made smaller until it fits: first fewer updates, then fewer steps."""
@@ -90,7 +98,7 @@ class Sb3Plan:
     steps: int = 3_000
 
     TRAIN_EVERY = 4
-    LEAST_STEPS = 900
+    LEAST = 900
 
     @property
     def save_every(self) -> int:
@@ -121,7 +129,7 @@ class Sb3Plan:
         plan = self
         while plan.seconds(speed) > seconds:
             plan = replace(plan, steps=plan.steps - 300)
-            if plan.steps < self.LEAST_STEPS:
+            if plan.steps < self.LEAST:
                 return None
         return plan
 
@@ -149,10 +157,14 @@ class Clock:
 
 
 class Shortener:
-    """Finds out, while arm A runs, after how many steps it must end for the demo to be in time."""
+    """Finds out, while arm A runs, after how many steps it must end for the demo to be in time.
 
-    def __init__(self, plan: Plan, speed: Speed, clock: Clock) -> None:
+    `for_sb3` seconds are kept for the arms that come last, unless A would then show too little.
+    """
+
+    def __init__(self, plan: Plan, speed: Speed, clock: Clock, for_sb3: float) -> None:
         self._plan = plan
+        self._for_sb3 = for_sb3
         self._starts = 4 * speed.start
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque()
@@ -168,13 +180,15 @@ class Shortener:
         if begin < LEARNING_STARTS or now - since < PACE_SECONDS / 2 or done == begin:
             return None
         pace = (now - since) / (done - begin)
-        room = int((done + (self._clock.left - self._starts) / pace) / REDONE)
-        if room >= self._plan.steps:
-            return None
-        if room < self._plan.least_steps:
-            seconds = self._clock.spent + ((REDONE * self._plan.least_steps - done) * pace)
+        seconds = self._clock.left - self._starts
+        rooms = [
+            int((done + available / pace) / REDONE)
+            for available in (seconds - self._for_sb3, seconds)
+        ]
+        if rooms[1] < LEAST_STEPS:
             raise OutOfTimeError(
-                f"at {pace * 1e3:.0f} ms a step in arm A, the machine has become too slow: the "
-                f"demo would take {seconds:.0f} s"
+                f"at {pace * 1e3:.0f} ms a step there is time for {rooms[1]} steps an arm, which "
+                f"show too little ({LEAST_STEPS} would do)"
             )
-        return max(room, done + 10)
+        room = max(rooms[0], min(rooms[1], LEAST_STEPS), done + 10)
+        return room if room < self._plan.steps else None
