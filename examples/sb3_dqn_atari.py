@@ -3,9 +3,9 @@
     python examples/sb3_dqn_atari.py --run-dir runs/sb3-pong
 
 Kill it however you like (kill -9 is fine) and start the same command again: it goes on from the
-newest snapshot, in mid-rally. All there is about pyengine is the callback. The emulator must not
-repeat actions by itself ("sticky"), which is why the game is a NoFrameskip-v4: of the others it
-hides part of its state, and they begin a new episode on each start.
+newest snapshot, in mid-rally. All there is about pyengine is the callback. The game is one without
+sticky actions: with them (ALE/Pong-v5) the emulator hides a part of its state, so that each start
+begins new episodes, and says so.
 """
 
 from __future__ import annotations
