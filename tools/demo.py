@@ -56,7 +56,7 @@ class Demo:
 
     def measure(self) -> Speed:
         """Return the speed of this machine."""
-        speed = measure(self._directory / "measure", self._progress, self._clock)
+        speed = measure(self._directory, self._progress, self._clock)
         self._console.print(
             f"{speed.play * 1e3:.2f} ms per step, {speed.learn * 1e3:.1f} ms per update,"
             f" {speed.start:.1f} s per start on this machine"

@@ -18,6 +18,7 @@ from demo_results import Arm
 from rich.progress import Progress
 
 HERE = Path(__file__).resolve().parent
+MEASURED = "measure"
 
 Shorten = Callable[[int], int | None]
 """From steps done to a smaller number of steps, or None."""
@@ -91,7 +92,9 @@ class Ticker:
         self, progress: Progress, directory: Path, steps: int, shorten: Shorten | None = None
     ) -> None:
         self._progress = progress
-        self._task = progress.add_task(f"arm {directory.name}", total=steps)
+        name = directory.name
+        text = "measuring this machine" if name == MEASURED else f"arm {name}"
+        self._task = progress.add_task(text, total=steps)
         self._shorten = shorten
         self._end_file = end_file(directory)
         self.ends_at = steps
@@ -132,8 +135,9 @@ def play_arm(
     return Arm.read(directory, [life.spawned_ns for life in lives], killed_ns)
 
 
-def measure(directory: Path, progress: Progress, clock: Clock) -> Speed:
+def measure(below: Path, progress: Progress, clock: Clock) -> Speed:
     """Return the speed of this machine, from a short run without saves."""
+    directory = below / MEASURED
     plan = Plan(capacity=500, steps=600, train_every=10, save_every=10_000)
     options = [*plan.options(1), "--learning-starts", "100", "--exploration-steps", "1"]
     tick = Ticker(progress, directory, plan.steps)
