@@ -9,7 +9,7 @@ event of a life that reaches its end holds the SHA-256 of parameters, Adam momen
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import dqn_atari
 import numpy as np
 import torch._dynamo  # noqa: F401  the first optimizer would load it, in the middle of a resume
-from demo_log import ArmLog
+from demo_log import ArmLog, sha256, written_bytes
 from demo_pickle import PickledCheckpoints, PlainRing, plain_fields
 
 import pyengine
@@ -79,8 +79,6 @@ class TimedEngine:
         pending = self._engine.tick(step)
         self.tick_ns = time.perf_counter_ns() - begin
         self.started = bool(pending)
-        if self.started:
-            self._log.event("saving", written=written_bytes())
         if hasattr(pending, "is_done"):
             self._pending.append(pending)
 
@@ -89,8 +87,12 @@ class TimedEngine:
             pending.wait(timeout=60.0)
 
 
+class ReachedEndError(Exception):
+    """The parent wants the arm to end here, sooner than planned."""
+
+
 class Recorder:
-    """Write one record per training step."""
+    """Write one record per training step; ReachedEndError where the parent wants the end."""
 
     def __init__(self, ring: TimedRing, engine: TimedEngine, log: ArmLog) -> None:
         self._ring, self._engine, self._log = ring, engine, log
@@ -106,6 +108,9 @@ class Recorder:
             engine.saving, engine.started,
         )  # fmt: skip
         self._last_ns = time.monotonic_ns()
+        ends_at = self._log.ends_at()
+        if ends_at is not None and step + 1 >= ends_at:
+            raise ReachedEndError
 
 
 def digests(tracked: dict[str, Any]) -> dict[str, str]:
@@ -114,17 +119,10 @@ def digests(tracked: dict[str, Any]) -> dict[str, str]:
     adam = tracked["optimizer"].state_dict()["state"]
     moments = [adam[i][key] for i in sorted(adam) for key in ("step", "exp_avg", "exp_avg_sq")]
     return {
-        "parameters": _sha256(tensor.detach().numpy() for tensor in networks),
-        "moments": _sha256(tensor.numpy() for tensor in moments),
-        "rows": _sha256(_rows_in_order(tracked["replay"].ring)),
+        "parameters": sha256(tensor.detach().numpy() for tensor in networks),
+        "moments": sha256(tensor.numpy() for tensor in moments),
+        "rows": sha256(_rows_in_order(tracked["replay"].ring)),
     }
-
-
-def _sha256(arrays: Iterator[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _rows_in_order(ring: Any) -> Iterator[np.ndarray]:
@@ -143,17 +141,6 @@ def state_bytes(tracked: dict[str, Any]) -> int:
     tensors = [t for name in ("policy", "target") for t in tracked[name].parameters()]
     tensors += [value for entry in adam.values() for value in entry.values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def written_bytes() -> int:
-    """Return what this process and its children (the writer) have handed to write() so far."""
-    children = Path("/proc/self/task").glob("*/children")
-    pids = ["self", *(pid for path in children for pid in path.read_text().split())]
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/io").read_text().split()
-        total += int(fields[fields.index("wchar:") + 1])
-    return total
 
 
 def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> None:
@@ -175,7 +162,8 @@ def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> N
 
 def finish(options: argparse.Namespace, ring: TimedRing, engine: TimedEngine, log: ArmLog) -> None:
     """Train to the end and say what came out."""
-    dqn_atari.train(options, ring, engine, on_step=Recorder(ring, engine, log))
+    with contextlib.suppress(ReachedEndError):
+        dqn_atari.train(options, ring, engine, on_step=Recorder(ring, engine, log))
     engine.wait_for_pending()
     log.event(
         "finished",

@@ -1,14 +1,9 @@
-"""The demo's table and picture, from the logs of its arms."""
+"""The demo's tables."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-from demo_log import read_events, read_steps
+from demo_results import Arm, Comparison, arm_digests
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -16,138 +11,91 @@ from rich.table import Table
 NO_VALUE = "—"
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """What one arm left behind. `lives` are its step records, one array per process."""
-
-    lives: tuple[NDArray[np.void], ...]
-    events: tuple[dict[str, dict[str, Any]], ...]
-    spawned_ns: tuple[int, ...]
-    killed_ns: int | None
-
-    @classmethod
-    def read(cls, directory: Path, spawned_ns: list[int], killed_ns: int | None) -> Arm:
-        lives = range(1, len(spawned_ns) + 1)
-        return cls(
-            lives=tuple(read_steps(directory / f"steps-{life}.bin") for life in lives),
-            events=tuple(read_events(directory / f"events-{life}.jsonl") for life in lives),
-            spawned_ns=tuple(spawned_ns),
-            killed_ns=killed_ns,
-        )
-
-    @property
-    def all_steps(self) -> NDArray[np.void]:
-        """Every step that was made, the repeated ones included."""
-        return np.concatenate(self.lives)
-
-    @property
-    def history(self) -> NDArray[np.void]:
-        """The steps that count: of the first life those before the resume, then the second's."""
-        parts = list(self.lives)
-        for index in range(1, len(parts)):
-            resumed = self.events[index]["restored"]["next_step"]
-            parts[index - 1] = parts[index - 1][parts[index - 1]["step"] < resumed]
-        return np.concatenate(parts)
-
-    def action_digest(self) -> str:
-        history = self.history
-        log = history["step"].astype("<i8").tobytes() + history["action"].tobytes()
-        return hashlib.sha256(log).hexdigest()
-
-    def digest(self, name: str) -> str:
-        return str(self.events[-1]["finished"]["digests"][name])
-
-    def redone_steps(self) -> tuple[int, bool]:
-        """Return how many steps the second life made again, and whether all came out the same."""
-        first, second = self.lives
-        again, before, now = np.intersect1d(first["step"], second["step"], return_indices=True)
-        same = all(
-            np.array_equal(first[name][before], second[name][now], equal_nan=name == "loss")
-            for name in ("action", "reward", "loss")
-        )
-        return len(again), same
-
-    def resume_seconds(self) -> float:
-        """Return seconds from the kill to the first batch of the next life, imports apart."""
-        assert self.killed_ns is not None
-        events = self.events[1]
-        imports = events["imported"]["at_ns"] - self.spawned_ns[1]
-        return float(events["first_batch"]["at_ns"] - self.killed_ns - imports) / 1e9
-
-    def stalls_ms(self) -> NDArray[np.float64]:
-        steps = self.all_steps
-        return np.asarray(steps["tick_ns"][steps["started"]] / 1e6)
-
-    def step_ms(self, *, saving: bool, learning: bool) -> NDArray[np.float64]:
-        """Return the durations of steps that did not start a save, by what else they did."""
-        steps = self.all_steps
-        chosen = (steps["saving"] == saving) & ~steps["started"]
-        chosen &= ~np.isnan(steps["loss"]) == learning
-        return np.asarray(steps["step_ns"][chosen] / 1e6)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Everything that table and picture need."""
-
-    never_killed: Arm
-    killed: Arm
-    pickled: Arm
-    killed_at: int
-    seed: int
-    row_bytes: int
-
-    @property
-    def is_identical(self) -> bool:
-        return all(a == b for _, a, b in self.digests())
-
-    def digests(self) -> list[tuple[str, str, str]]:
-        a, b = self.never_killed, self.killed
-        pairs = [
-            ("parameters", a.digest("parameters"), b.digest("parameters")),
-            ("Adam moments", a.digest("moments"), b.digest("moments")),
-            ("valid rows", a.digest("rows"), b.digest("rows")),
-            ("action log", a.action_digest(), b.action_digest()),
-        ]
-        return [(f"SHA-256: {name}", one, other) for name, one, other in pairs]
-
-
-def print_report(outcome: Outcome, console: Console) -> None:
-    """Print the table and the verdict."""
-    table = Table(title=f"Pong, killed after step {outcome.killed_at} (seed {outcome.seed})")
-    table.add_column("")
-    table.add_column("A: never killed")
-    table.add_column("B: kill -9, resumed")
-    table.add_column("C: torch.save, pickle\n(no fsync, no checksum)")
+def print_loop(outcome: Comparison, seed: int, console: Console) -> None:
+    """Print what became of the arms A, B and C."""
+    a, b, c = outcome.never_killed, outcome.killed, outcome.others_way
+    table = _table(
+        f"Pong, a loop of one's own, killed after step {outcome.killed_at} (seed {seed})",
+        "A: never killed", "B: kill -9, resumed", "C: torch.save, pickle\n(no fsync, no checksum)",
+    )  # fmt: skip
     for name, one, other in outcome.digests():
-        verdict = "= A" if one == other else "[bold red]differs[/]"
-        table.add_row(name, one[:16], f"{other[:16]} {verdict}", NO_VALUE)
+        table.add_row(name, one[:16], _verdict(one, other, "A", alarm=True), NO_VALUE)
     table.add_section()
-    for name, values in _figures(outcome):
-        table.add_row(name, *values)
-    console.print(table)
-    if outcome.is_identical:
-        console.print("[bold green]B continued bit for bit: every digest equals A's.[/]")
-    else:
-        console.print("[bold red]B differs from A.[/]")
-
-
-def _figures(outcome: Outcome) -> list[tuple[str, list[str]]]:
-    a, b, c = arms = outcome.never_killed, outcome.killed, outcome.pickled
-    resumed = [f"{arm.resume_seconds():.2f}" for arm in (b, c)]
+    arms = (a, b, c)
+    table.add_row("saves", *map(_saves, arms))
+    table.add_row("stall per save, ms: median / p99 / max", *map(_stalls, arms))
+    table.add_row(
+        "longest add, ms", *(f"{arm.all_steps['add_ns'].max() / 1e6:.1f}" for arm in arms)
+    )
+    table.add_row("step without a save, ms: play / learn", *(_steps(arm, False) for arm in arms))
+    beside = (_steps(a, True), _steps(b, True), "stands still")
+    table.add_row("step beside a save, ms: play / learn", *beside)
+    written = [_written(arm, outcome.row_bytes) for arm in (a, c)]
+    table.add_row("written / new, MB", written[0], NO_VALUE, written[1])
+    resumed = [f"{arm.resume_seconds('first_batch'):.2f}" for arm in (b, c)]
+    table.add_row("kill to first batch, s, imports apart", NO_VALUE, *resumed)
     restored = [f"{arm.events[1]['restored']['seconds']:.2f}" for arm in (b, c)]
-    return [
-        ("saves", [str(int(arm.all_steps["started"].sum())) for arm in arms]),
-        ("stall per save, ms: median / p99 / max", [_stalls(arm) for arm in arms]),
-        ("longest add, ms", [f"{arm.all_steps['add_ns'].max() / 1e6:.1f}" for arm in arms]),
-        ("step without a save, ms: play / learn", [_steps(arm, False) for arm in arms]),
-        ("step beside a save, ms: play / learn",
-         [_steps(a, True), _steps(b, True), "stands still"]),
-        ("written / new, MB", [_written(a, outcome), NO_VALUE, _written(c, outcome)]),
-        ("kill to first batch, s, imports apart", [NO_VALUE, *resumed]),
-        ("of that, restore(), s", [NO_VALUE, *restored]),
-        ("steps made again", [NO_VALUE, _redone(b), _redone(c)]),
-    ]  # fmt: skip
+    table.add_row("of that, restore(), s", NO_VALUE, *restored)
+    table.add_row("steps made again", NO_VALUE, _redone(b), _redone(c))
+    console.print(table)
+    _print_verdict(outcome, "A", "B", console)
+
+
+def print_sb3(outcome: Comparison, console: Console) -> None:
+    """Print what became of the arms D, E and F."""
+    d, e, f = outcome.never_killed, outcome.killed, outcome.others_way
+    table = _table(
+        f"Pong, Stable-Baselines3's DQN, killed after step {outcome.killed_at}",
+        "D: never killed,\nsaves nothing", "E: SnapshotCallback,\nkill -9, resumed",
+        "F: its own save and\nload, kill -9, resumed",
+    )  # fmt: skip
+    for (name, one), (_, other), (_, third) in zip(*map(arm_digests, (d, e, f)), strict=True):
+        ours, theirs = _verdict(one, other, "D", alarm=True), _verdict(one, third, "D", alarm=False)
+        table.add_row(name, one[:16], ours, theirs)
+    differences = [_difference(arm, d) for arm in (e, f)]
+    table.add_row("first action that differs from D's", NO_VALUE, *differences)
+    table.add_section()
+    table.add_row("saves", NO_VALUE, _saves(e), _saves(f))
+    table.add_row("stall per save, ms: median / p99 / max", NO_VALUE, _stalls(e), _stalls(f))
+    table.add_row("step without a save, ms: play / learn", *(_steps(a, False) for a in (d, e, f)))
+    written = [_written(arm, outcome.row_bytes) for arm in (e, f)]
+    table.add_row("written / new, MB", NO_VALUE, *written)
+    resumed = [f"{arm.resume_seconds('first_update'):.2f}" for arm in (e, f)]
+    table.add_row("kill to first update, s, imports apart", NO_VALUE, *resumed)
+    table.add_row("steps made again", NO_VALUE, _redone(e), _redone(f))
+    console.print(table)
+    _print_verdict(outcome, "D", "E", console)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title)
+    for column in ("", *columns):
+        table.add_column(column)
+    return table
+
+
+def _print_verdict(outcome: Comparison, one: str, other: str, console: Console) -> None:
+    if outcome.is_identical:
+        console.print(f"[bold green]{other} continued bit for bit: every digest equals {one}'s.[/]")
+    else:
+        console.print(f"[bold red]{other} differs from {one}.[/]")
+
+
+def _verdict(one: str, other: str, name: str, *, alarm: bool) -> str:
+    if one == other:
+        return f"{other[:16]} = {name}"
+    return f"{other[:16]} [bold red]differs[/]" if alarm else f"{other[:16]} differs"
+
+
+def _difference(arm: Arm, other: Arm) -> str:
+    step = arm.first_difference(other)
+    if step is None:
+        return f"none of {len(other.history):,}"
+    return f"step {step}, {step - arm.resumed_at} after the resume"
+
+
+def _saves(arm: Arm) -> str:
+    return str(int(arm.all_steps["started"].sum()))
 
 
 def _stalls(arm: Arm) -> str:
@@ -163,64 +111,10 @@ def _median(values: NDArray[np.float64]) -> str:
     return f"{np.median(values):.2f}" if len(values) else NO_VALUE
 
 
-def _written(arm: Arm, outcome: Outcome) -> str:
-    """Bytes handed to write(), against the rows and the learner states that were new."""
-    last = [life.get("finished") or life["saving"] for life in arm.events]
-    written = sum(event["written"] for event in last)
-    steps, state = arm.all_steps, arm.events[-1]["finished"]["state_bytes"]
-    new = len(steps) * outcome.row_bytes + int(steps["started"].sum()) * state
-    return f"{written / 1e6:,.0f} / {new / 1e6:,.0f}"
+def _written(arm: Arm, row_bytes: int) -> str:
+    return f"{arm.written_bytes() / 1e6:,.0f} / {arm.new_bytes(row_bytes) / 1e6:,.0f}"
 
 
 def _redone(arm: Arm) -> str:
     count, same = arm.redone_steps()
     return f"{count}, {'all the same' if same else 'NOT the same'}"
-
-
-def draw(outcome: Outcome, path: Path) -> None:
-    """Write the picture: step times with snapshots and kill marked; losses of A and B."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(11, 10), sharex=True)
-    _draw_step_times(top, outcome.killed, outcome.killed_at, "B: pyengine")
-    _draw_step_times(middle, outcome.pickled, outcome.killed_at, "C: torch.save + pickle")
-    middle.set_ylim(top.get_ylim()[0], None)
-    for arm, style, label in (
-        (outcome.never_killed, {"color": "#4477aa", "linewidth": 3}, "A: never killed"),
-        (outcome.killed, {"color": "#ee6677", "linewidth": 1, "linestyle": "--"}, "B: killed"),
-    ):
-        steps = arm.history[~np.isnan(arm.history["loss"])]
-        bottom.plot(steps["step"], steps["loss"], label=label, **style)
-    bottom.axvline(outcome.killed_at, color="black", linewidth=1)
-    bottom.set(xlabel="environment step", ylabel="loss of each update")
-    bottom.set_yscale("log")
-    bottom.legend(loc="upper left")
-    figure.suptitle("A SIGKILLed Atari run continues bit for bit")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _draw_step_times(axes: Any, arm: Arm, killed_at: int, title: str) -> None:
-    steps = arm.all_steps
-    learning = ~np.isnan(steps["loss"])
-    saves = steps["started"]
-    for chosen, color, label in (
-        (~learning & ~saves, "#bbbbbb", "play"),
-        (learning & ~saves, "#4477aa", "learn"),
-        (saves, "#ee6677", "starts a save"),
-    ):
-        axes.scatter(
-            steps["step"][chosen], steps["step_ns"][chosen] / 1e6,
-            s=14 if label == "starts a save" else 2, color=color, label=label,
-            zorder=3 if label == "starts a save" else 2, linewidths=0,
-        )  # fmt: skip
-    for step in steps["step"][saves]:
-        axes.axvline(step, color="#ee6677", linewidth=0.3, alpha=0.5, zorder=1)
-    axes.axvline(killed_at, color="black", linewidth=1, label="kill -9")
-    axes.set_yscale("log")
-    axes.set(ylabel="step time, ms", title=title)
-    axes.legend(loc="upper left", ncols=4, fontsize="small")

@@ -15,7 +15,8 @@ from pyengine.cli.main import main
 gymnasium = pytest.importorskip("gymnasium")
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text("utf-8")
-LOOP, READING = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+LOOP, READING, SB3, SB3_PHASES = BLOCKS
 COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
 
 
@@ -76,6 +77,34 @@ def test_code_and_commands_run_as_shown(
     for command in commands:
         assert main(command) == 0
         assert capsys.readouterr().out
+
+
+def small(block: str, total: int) -> str:
+    """Return a block about Stable-Baselines3 with less to do."""
+    for shown, instead in {"20_000": total, "10_000": 130, "=2_000": "=40"}.items():
+        block = block.replace(shown, str(instead))
+    return block
+
+
+def test_the_lines_for_stable_baselines3_run_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for total in (160, 190):
+        scope: dict[str, Any] = {}
+        for block in (SB3, SB3_PHASES):
+            exec(small(block, total), scope)
+            assert scope["model"].num_timesteps == total
+        assert bool(scope["run"].report) == (total == 190)
+    torch.set_num_threads(threads)
+    for run_dir in ("runs/pendulum", "runs/phases"):
+        newest = pyengine.open_run(run_dir).snapshots[-1]
+        assert newest.global_step == 190
+        assert newest.generation == 2, "the second start went on"
+        assert newest.parent is not None
 
 
 def test_targets_and_links_exist() -> None:
