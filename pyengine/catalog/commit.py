@@ -40,8 +40,8 @@ def publish_snapshot(
     `staged_dir` is a temporary directory in `snapshots/`. `begin` makes the swap to COMMITTING once
     the lock is held and the generation is ours; where it returns False nothing was committed, None
     is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
-    durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention). Pruning
-    and `latest` only warn. Pool files of other lines go, but for `lines_in_use` by ring.
+    durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention).
+    Pruning and `latest` only warn. Pool files of other lines go, but for `lines_in_use` by ring.
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a

@@ -14,7 +14,7 @@ from stable_baselines3.common import buffers as stock
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from pyengine.integrations.sb3.buffers_classes import ReplayBuffer
+from pyengine.integrations.sb3.buffers.classes import ReplayBuffer
 
 Array = NDArray[Any]
 

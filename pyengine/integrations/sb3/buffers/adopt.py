@@ -14,9 +14,9 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common import buffers as stock
 
 from pyengine.errors import ConfigError
-from pyengine.integrations.sb3.buffers_classes import DictReplayBuffer, ReplayBuffer
-from pyengine.integrations.sb3.buffers_copied import CopiedBuffer
-from pyengine.integrations.sb3.buffers_nstep import NStepReplayBuffer
+from pyengine.integrations.sb3.buffers.classes import DictReplayBuffer, ReplayBuffer
+from pyengine.integrations.sb3.buffers.copied import CopiedBuffer
+from pyengine.integrations.sb3.buffers.nstep import NStepReplayBuffer
 
 _ADOPTED: dict[type[stock.ReplayBuffer], type[ReplayBuffer]] = {
     stock.ReplayBuffer: ReplayBuffer,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.integrations.sb3.buffers_rows import BufferRows
+from pyengine.integrations.sb3.buffers.rows import BufferRows
 from pyengine.replay.plan import numpy_dtype
 
 

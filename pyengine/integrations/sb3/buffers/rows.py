@@ -5,7 +5,7 @@ around, the env is the ring's lane. All lanes have the same number of rows, so t
 row id that step 0 began with (`origin`), turns steps into row ids. A buffer that is emptied moves
 the origin to the newest row: row ids are never reused, and the rows before it age out.
 
-Beside the ring there are the origin, the marks (see buffers_marks) and, where observations are
+Beside the ring there are the origin, the marks (see marks) and, where observations are
 stored once for two rows (optimize_memory_usage), the newest next observation, which is no part of a
 row yet. All of that is small, and is tracked together as the ring's index.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pyengine.errors import ImmutableFieldError, StateMismatchError
 from pyengine.format.schema import Field, Schema
-from pyengine.integrations.sb3.buffers_marks import Marks
+from pyengine.integrations.sb3.buffers.marks import Marks
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.ring import ReplayBuffer
 

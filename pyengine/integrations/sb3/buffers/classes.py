@@ -18,8 +18,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 from pyengine.format.schema import Field
-from pyengine.integrations.sb3.buffers_columns import StepColumn
-from pyengine.integrations.sb3.buffers_rows import BufferRows
+from pyengine.integrations.sb3.buffers.columns import StepColumn
+from pyengine.integrations.sb3.buffers.rows import BufferRows
 
 Array = NDArray[Any]
 _OBSERVATIONS = ("observations", "next_observations")
