@@ -44,8 +44,9 @@ class StalenessWatch:
                 self._told.add(component.name)
                 warnings.append(
                     f"component {component.name!r} is the same, byte for byte, in {seen.count} "
-                    f"snapshots since step {seen.step}: was the object replaced after track()? "
-                    "Declare it static if it is not meant to change"
+                    f"snapshots since step {seen.step}: normal before learning starts; else, was "
+                    "the object replaced after track()? Declare it static if it is not meant to "
+                    "change"
                 )
         return warnings
 
