@@ -277,7 +277,9 @@ class TrainerSide:
         return path.read_text() if path.exists() else ""
 
     def pool(self, ring: str = "replay") -> list[str]:
-        return sorted(os.listdir(self.run_dir / "segments" / ring))
+        """Return the files of a ring's pool, whose directory comes with the first one."""
+        directory = self.run_dir / "segments" / ring
+        return sorted(os.listdir(directory)) if directory.exists() else []
 
     def close_writer(self, grace_seconds: float = WAIT_SECONDS) -> int:
         self.channel.send("close", grace_seconds=grace_seconds)
