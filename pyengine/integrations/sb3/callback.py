@@ -84,6 +84,7 @@ class SnapshotCallback(BaseCallback):
         self._has_served = False
         self._in_phases = False
         self._last: pyengine.PendingSnapshot | None = None
+        self._unwritten: list[pyengine.PendingSnapshot] = []
 
     def _on_training_start(self) -> None:
         if self._run is not None:
@@ -184,13 +185,16 @@ class SnapshotCallback(BaseCallback):
         return self.report.global_step if self.report is not None else None
 
     def _log(self, engine: pyengine.SnapshotEngine, pending: pyengine.PendingSnapshot) -> None:
-        """Record costs with the library's own logger: of this capture, of the write before."""
-        last, self._last = self._last, pending
+        """Record costs with the library's own logger: of this capture, of the newest write."""
         self.logger.record("snapshot/stall_seconds", pending.stall_seconds)
         self.logger.record("snapshot/skipped", engine.skipped)
-        if last is not None and last.outcome is not None:
-            self.logger.record("snapshot/persist_seconds", last.outcome.persist_ns / 1e9)
-            self.logger.record("snapshot/bytes_written", last.outcome.bytes_written)
+        for one in self._unwritten:
+            if one.outcome is not None:
+                self.logger.record("snapshot/persist_seconds", one.outcome.persist_ns / 1e9)
+                self.logger.record("snapshot/bytes_written", one.outcome.bytes_written)
+        self._unwritten = [one for one in self._unwritten if not one.is_done]
+        self._unwritten.append(pending)
+        self._last = pending
 
     def _close(self) -> None:
         run, self._run = self._run, None
