@@ -125,9 +125,13 @@ def make(
     return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
 
 
+def _fixed_entropy() -> BaseAlgorithm:
+    return make(sb3.SAC, pendulum(2), **OFF_POLICY, ent_coef=0.2)
+
+
 MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
-    "HER": _her,
+    "HER": _her, "SAC with fixed entropy": _fixed_entropy,
 }  # fmt: skip
 if sb3_contrib is not None:
     MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}

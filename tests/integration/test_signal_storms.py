@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from program import Training
@@ -14,30 +13,34 @@ import pyengine
 INTERRUPTS = 60
 
 
-@contextmanager
-def interval_timer(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in this thread, again and again, while the block runs."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def interrupts_of(call: Callable[[int], object]) -> list[BaseException]:
-    """Call `call(n)` under a timer until enough interrupts have come; return them."""
+    """Call `call(n)` under a timer until enough interrupts have come; return them.
+
+    The handler raises once each time it is armed, so that no interrupt comes outside of the calls.
+    """
     kept: list[BaseException] = []
-    calls = 0
-    while len(kept) < INTERRUPTS:
-        try:
-            with interval_timer(0.0011 + 0.0001 * (len(kept) % 17)):
+    armed = [False]
+
+    def interrupt(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.0011, 0.0013)
+    try:
+        calls = 0
+        while len(kept) < INTERRUPTS:
+            try:
+                armed[0] = True
                 while True:
                     calls += 1
                     call(calls)
-        except KeyboardInterrupt as interrupt:
-            kept.append(interrupt)
+            except KeyboardInterrupt as error:
+                kept.append(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     return kept
 
 

@@ -24,6 +24,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     with ours, Arena.create(CONTROL_BYTES, "control") as arena:
         control = EngineControl.create(arena, generation=1, run_id="r")
         hello = {"run_dir": str(tmp_path), "generation": 1, "size": CONTROL_BYTES}
+        hello |= {"keep_last": 3, "keep_best": None}
         session = Session(theirs, hello, os.dup(arena.fd))
         yield session
         session.close()
