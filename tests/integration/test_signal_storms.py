@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,37 +12,44 @@ from program import Training
 
 import pyengine
 
-INTERRUPTS = 60
+INTERRUPTS = 30
 
 
 def interrupts_of(call: Callable[[int], object]) -> list[BaseException]:
-    """Call `call(n)` under a timer until enough interrupts have come; return them.
+    """Call `call(n)` in a storm of signals until enough interrupts have come; return them.
 
     The handler raises once each time it is armed, so that no interrupt comes outside of the calls.
     """
     kept: list[BaseException] = []
     armed = [False]
+    stop = threading.Event()
 
     def interrupt(*_: object) -> None:
         if armed[0]:
             armed[0] = False
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.0011, 0.0013)
+    def storm() -> None:
+        while not stop.wait(0.0013):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=storm)
+    thread.start()
     try:
         calls = 0
         while len(kept) < INTERRUPTS:
             try:
-                armed[0] = True
                 while True:
                     calls += 1
+                    armed[0] = True  # anew: a finalizer may have met the last one and gone on
                     call(calls)
             except KeyboardInterrupt as error:
                 kept.append(error)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
     return kept
 
 
