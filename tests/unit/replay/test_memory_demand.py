@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from idle_owner import IdleOwner
 
 from pyengine import ReplayBuffer
 from pyengine.errors import SharedMemoryError
@@ -13,19 +14,6 @@ from pyengine.replay import demand
 
 FIELDS = {"x": ((256,), "float32")}
 MIB = 1 << 20
-
-
-class Owner:
-    """An engine without snapshots."""
-
-    def poll(self):
-        pass
-
-    def cancel_holding(self, reason):
-        return 0
-
-    def committing(self):
-        return ()
 
 
 @pytest.fixture
@@ -43,7 +31,7 @@ def new_ring(rows=16384):
 
 
 def test_rings_are_counted_together(free):
-    owner = Owner()
+    owner = IdleOwner()
     free(20 * MIB)
     with new_ring() as one, new_ring() as two, new_ring(1024) as small:
         one.bind(owner, "one", strict=True)
@@ -63,7 +51,7 @@ def test_a_ring_with_rows_is_compared_as_well(free):
     with new_ring(65536) as ring:
         ring.add(x=np.zeros(256, np.float32))
         with pytest.raises(SharedMemoryError):
-            ring.bind(Owner(), "ring", strict=True)
+            ring.bind(IdleOwner(), "ring", strict=True)
 
 
 def test_what_a_ring_has_taken_already_is_not_asked_for_again(free):
@@ -71,11 +59,11 @@ def test_what_a_ring_has_taken_already_is_not_asked_for_again(free):
         ring.extend(x=np.zeros((40000, 256), np.float32))
         assert ring.untaken_bytes() < ring.whole_bytes // 4
         free(ring.whole_bytes // 4)
-        ring.bind(Owner(), "ring", strict=True)
+        ring.bind(IdleOwner(), "ring", strict=True)
 
 
 def test_the_row_at_which_memory_will_end_is_named(free, caplog):
     with new_ring() as ring, caplog.at_level(logging.WARNING, "pyengine"):
         free(ring.whole_bytes // 2)
-        ring.bind(Owner(), "ring")
+        ring.bind(IdleOwner(), "ring")
     assert "memory will end at about row 8192 of 16384" in caplog.text

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from idle_owner import IdleOwner
 from saved_rings import save
 
 from pyengine import Field, ReplayBuffer
@@ -188,25 +189,12 @@ def test_breaks_and_columns_are_of_one_instant_while_rows_leave():
         assert all(seen)
 
 
-class Owner:
-    """An engine without snapshots."""
-
-    def poll(self):
-        pass
-
-    def cancel_holding(self, reason):
-        return 0
-
-    def committing(self):
-        return ()
-
-
 def test_holds_are_dropped_under_the_lock():
     """The words of a snapshot may be unmapped as soon as `unbind` has returned."""
 
     with ReplayBuffer(FIELDS, 16) as ring:
         ring.extend(**rows(1, steps=16))
-        owner = Owner()
+        owner = IdleOwner()
         ring.bind(owner, "replay")
         with Arena.create(4096, "words") as arena:
             Words(arena.mapping, 0, 1).store(0, pack_word(1, SnapshotState.PENDING))
@@ -225,7 +213,7 @@ def test_the_words_of_a_hold_stay_mapped_until_it_is_dropped():
     """An engine whose end failed half-way may have closed them."""
     with ReplayBuffer(FIELDS, 16) as ring:
         ring.extend(**rows(1, steps=16))
-        owner = Owner()
+        owner = IdleOwner()
         ring.bind(owner, "replay")
         with Arena.create(4096, "words") as arena:
             mapping = arena.mapping
@@ -252,7 +240,7 @@ def test_a_closed_ring_lets_go_of_the_words():
 def test_who_froze_a_ring_may_end_its_engine_s_interest():
     with Arena.create(4096, "words") as arena, ReplayBuffer(FIELDS, 16) as ring:
         ring.extend(**rows(1, steps=16))
-        owner = Owner()
+        owner = IdleOwner()
         ring.bind(owner, "replay")
         Words(arena.mapping, 0, 1).store(0, pack_word(1, SnapshotState.PENDING))
         with ring.freeze():

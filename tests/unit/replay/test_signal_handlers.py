@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from idle_owner import IdleOwner
 from saved_rings import save
 
 from pyengine import Field, ReplayBuffer
@@ -21,19 +22,6 @@ from pyengine.shm.states import SnapshotState, pack_word
 
 FIELDS = {"id": "int64", "mark": Field((), "int32", mutable=True, default=0)}
 CAPACITY = 16
-
-
-class Owner:
-    """An engine without snapshots."""
-
-    def poll(self):
-        pass
-
-    def cancel_holding(self, reason):
-        return 0
-
-    def committing(self):
-        return ()
 
 
 def handled_at(place, call, handler):
@@ -119,7 +107,7 @@ def test_a_handler_takes_a_cut_and_adds_rows_wherever_it_runs(name, arena):
     while reached:
         with new_ring() as ring:
             ring.extend(id=np.arange(4))
-            owner = Owner()
+            owner = IdleOwner()
             ring.bind(owner, "replay")
 
             def handler(ring=ring, owner=owner):
