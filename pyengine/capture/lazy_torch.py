@@ -17,6 +17,17 @@ def is_torch_loaded() -> bool:
     return "torch" in sys.modules
 
 
+def is_cuda_used() -> bool:
+    """Return whether this process uses a GPU; never loads torch or starts CUDA."""
+    if not is_torch_loaded():
+        return False
+    import torch
+
+    # torch annotates nothing there.
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.is_available() and bool(is_used)
+
+
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether `value` is a tensor."""
     return is_of_torch(value, "Tensor")

@@ -19,7 +19,7 @@ import numpy as np
 from pyengine.capture.copiers import Copier
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.coverage import check_coverage
-from pyengine.capture.lazy_torch import is_torch_loaded
+from pyengine.capture.lazy_torch import is_cuda_used
 from pyengine.capture.staging import StagingLayout
 from pyengine.capture.staging import StagingSlot as StagingMemory
 from pyengine.capture.tensorfile import FileLayout, lay_out
@@ -187,7 +187,7 @@ class Cutter:
     def _memory(self, slot: StagingSlot, arena: Arena) -> StagingMemory:
         """Return the filling side of a slot, made anew with each arena and when CUDA comes in."""
         index = slot.entry.index
-        device = "cuda" if _is_cuda_used() else "cpu"
+        device = "cuda" if is_cuda_used() else "cpu"
         known = self._memories.get(index)
         if known is not None and known[:2] == (slot.version, device):
             return known[2]
@@ -227,13 +227,3 @@ def new_copier(device: str) -> Copier:
 
         return CudaCopier()
     return CpuCopier()
-
-
-def _is_cuda_used() -> bool:
-    """Return whether tensors may lie on a GPU; never loads torch or starts CUDA."""
-    if not is_torch_loaded():
-        return False
-    import torch
-
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # not annotated in torch
-    return torch.cuda.is_available() and bool(is_used)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
-from pyengine.capture.lazy_torch import is_torch_loaded
+from pyengine.capture.lazy_torch import is_cuda_used, is_torch_loaded
 from pyengine.capture.leaves import RngLeaf, TensorLeaf
 from pyengine.capture.merge import Merge
 from pyengine.capture.rngs import (
@@ -74,13 +74,7 @@ class ProcessRngComponent(Component):
     def capture(self) -> Captured:
         """Return the state of all of them."""
         encoder = Encoder(self.name)
-        state = {
-            "python": python_state(random.getstate()),
-            "numpy": np.random.get_state(legacy=False),
-            "torch": _torch_state(),
-            "cuda": _cuda_states(),
-        }
-        structure = {"of": "process", "tree": encoder.encode(state)}
+        structure = {"of": "process", "tree": encoder.encode(process_generators())}
         return Captured(self.name, self.kind, structure, encoder.names, encoder.values)
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
@@ -101,11 +95,37 @@ class ProcessRngComponent(Component):
         return tuple(f"{self.name}: no cuda:{i} here, its generator is left out" for i in lost)
 
     def apply(self, decoded: Decoded) -> None:
-        state = decoded.value
-        random.setstate(python_state_tuple(state["python"]))
-        np.random.set_state(state["numpy"])
+        state = dict(decoded.value)
         if state["torch"] is not None:
-            _set_torch_state(state["torch"], state["cuda"])
+            state["torch"] = state["torch"].value
+        state["cuda"] = [leaf.value for leaf in state["cuda"]]
+        set_process_generators(state)
+
+
+def process_generators() -> dict[str, Any]:
+    """Return the state of the process's generators, for `set_process_generators`.
+
+    "torch" is None and "cuda" empty while they are not in use: then nothing was drawn from them.
+    """
+    return {
+        "python": python_state(random.getstate()),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": _torch_state(),
+        "cuda": _cuda_states(),
+    }
+
+
+def set_process_generators(state: dict[str, Any]) -> None:
+    """Put back what `process_generators` returned; states of devices that are not here are left."""
+    random.setstate(python_state_tuple(state["python"]))
+    np.random.set_state(state["numpy"])
+    if state["torch"] is None:
+        return
+    import torch
+
+    torch.set_rng_state(state["torch"].clone())
+    for index, saved in enumerate(state["cuda"][: _cuda_count()]):
+        torch.cuda.set_rng_state(saved.clone(), index)
 
 
 def _torch_state() -> torch.Tensor | None:
@@ -125,14 +145,6 @@ def _check_torch_state(cpu: TensorLeaf, cuda: list[TensorLeaf]) -> None:
         check_rng_state(generator, {"bytes": leaf.value})
 
 
-def _set_torch_state(cpu: TensorLeaf, cuda: list[TensorLeaf]) -> None:
-    import torch
-
-    torch.set_rng_state(cpu.value.clone())
-    for index, leaf in enumerate(cuda[: _cuda_count()]):
-        torch.cuda.set_rng_state(leaf.value.clone(), index)
-
-
 def _cuda_count() -> int:
     import torch
 
@@ -141,11 +153,8 @@ def _cuda_count() -> int:
 
 def _cuda_states() -> list[torch.Tensor]:
     """Return the state of every device; none before CUDA is used: then nothing was drawn."""
-    if not is_torch_loaded():
+    if not is_cuda_used():
         return []
     import torch
 
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # not annotated in torch
-    if not (torch.cuda.is_available() and is_used):
-        return []
     return list(torch.cuda.get_rng_state_all())

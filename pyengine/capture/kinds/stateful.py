@@ -64,7 +64,7 @@ class StatefulComponent(Component):
         if callable(check_state):
             try:
                 check_state(state)
-            except Exception as error:
+            except Exception as error:  # any exception of the object's means no
                 what = f"check_state() refuses the saved state: {type(error).__name__}: {error}"
                 raise self._mismatch(what, type_name(self.value), type(state).__name__) from error
 

@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import safe_mean
 
 import pyengine
 from pyengine.capture.environment import EnvironmentState
+from pyengine.capture.kinds.rng import process_generators, set_process_generators
 from pyengine.errors import CaptureError
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
@@ -28,8 +29,6 @@ from pyengine.integrations.sb3.state import (
     ExplorationState,
     ModelState,
     components,
-    process_generators,
-    set_process_generators,
 )
 
 ENVIRONMENT = "environment"

@@ -7,7 +7,6 @@ is plain values in attributes; what the constructor was given is a setting of th
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -127,26 +126,6 @@ def components(model: BaseAlgorithm) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
             found[name] = value
     return found
-
-
-def process_generators() -> dict[str, Any]:
-    """Return the state of the process's generators, for `set_process_generators`."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # not annotated in torch
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if cuda else [],
-    }
-
-
-def set_process_generators(state: dict[str, Any]) -> None:
-    """Put back what `process_generators` returned."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def constructor_parameters(kind: type[Any]) -> set[str]:

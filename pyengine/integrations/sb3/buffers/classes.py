@@ -45,7 +45,7 @@ class ReplayBuffer(stock.ReplayBuffer):
         """Become the stock class again, with the rows in arrays."""
         state, rows = self._stock_state(), self.rows
         self.__dict__.clear()
-        self.__class__ = self.stock_class  # type: ignore[assignment]  # a base of it
+        self.__class__ = self.stock_class  # type: ignore[assignment]  # a base class of the same layout
         self.__dict__.update(state)
         rows.close()
 
