@@ -407,5 +407,5 @@ def _noting(into: list[Exception]) -> Iterator[None]:
     """Go on after an exception: what comes next must happen whatever the user's code did."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the caller raises it once everything was let go of
         into.append(error)

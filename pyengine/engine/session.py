@@ -94,7 +94,8 @@ class Session:
 
     def is_this_threads_turn(self) -> bool:
         """Whether the calling thread is in a tick, a snapshot or a restore."""
-        return bool(self.turn._is_owned())  # type: ignore[attr-defined]  # as Condition asks it
+        # No public name says it; threading.Condition relies on this one.
+        return bool(self.turn._is_owned())  # type: ignore[attr-defined]
 
     def next_sequence(self) -> int:
         """Return a number that no snapshot of this generation had."""

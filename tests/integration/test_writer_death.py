@@ -118,8 +118,10 @@ def test_an_error_for_good_is_raised_once_at_the_next_call(
 
 def fail_two(engine: pyengine.SnapshotEngine) -> list[pyengine.PendingSnapshot]:
     pendings = [engine.snapshot(step) for step in (0, 1)]
+    session = engine._session
+    assert session is not None
     while not all(pending.is_done for pending in pendings):
-        engine._session.wait(1.0)  # type: ignore[union-attr]
+        session.wait(1.0)
     return pendings
 
 
@@ -161,7 +163,7 @@ def test_a_final_snapshot_that_cannot_be_taken_is_raised_after_the_drain(
     engine, training = begin(tmp_path / "run")
     training.step(0)
     engine.snapshot(0)
-    training.counters["bad"] = lambda: None  # type: ignore[assignment]
+    training.counters["bad"] = lambda: None  # type: ignore[assignment]  # it is to be refused
     with pytest.raises(errors.CaptureError):
         engine.close(final=1)
     assert committed(tmp_path / "run") == ["step-00000000.g0001.s0001"]

@@ -34,7 +34,8 @@ def record_kind(value: Any) -> str:
 def record_fields(value: Any) -> dict[str, Any]:
     """Return the fields by name."""
     if isinstance(value, tuple):
-        return dict(zip(type(value)._fields, value, strict=True))  # type: ignore[attr-defined]
+        names: tuple[str, ...] = getattr(type(value), "_fields", ())
+        return dict(zip(names, value, strict=True))
     return attributes(value)
 
 

@@ -108,7 +108,7 @@ class Walk(Conversion):
             node.how = "methods"
             try:
                 node.state = value.get_state()
-            except Exception as error:
+            except Exception as error:  # code of the user's: whatever it raises is an obstacle
                 self._obstacle(path, f"get_state() raised {type(error).__name__}: {error}")
             beside = named(self.rules.beside_methods, value)
             self._attributes(node, path, lambda name, _: name in beside)

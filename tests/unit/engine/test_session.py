@@ -43,7 +43,7 @@ def ring() -> Iterator[pyengine.ReplayBuffer]:
 
 def session_with(link: FakeLink) -> Session:
     session = Session()
-    session.link = session._link = link  # type: ignore[assignment]
+    session.link = session._link = link  # type: ignore[assignment]  # a stand-in
     return session
 
 
