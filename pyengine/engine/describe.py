@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyengine
 from pyengine.errors import ConfigError
@@ -16,6 +16,9 @@ from pyengine.format.names import line_text
 
 if TYPE_CHECKING:
     from pyengine.engine.session import Session
+
+Metrics: TypeAlias = Mapping[str, float] | Callable[[], Mapping[str, float]]
+"""Numbers by name, or what gives them."""
 
 _LIBRARIES = ("numpy", "torch", "gymnasium", "stable_baselines3", "tianshou", "torchrl", "ray")
 

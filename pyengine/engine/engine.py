@@ -18,7 +18,7 @@ from pyengine.catalog import scan
 from pyengine.engine import settings
 from pyengine.engine.at_exit import EXIT_SECONDS, close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
-from pyengine.engine.describe import Identity, check_metrics
+from pyengine.engine.describe import Identity, Metrics, check_metrics
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.report import RestoreReport
@@ -154,14 +154,15 @@ class SnapshotEngine:
         self._live()
         self._tracked.declare_static(names)
 
-    def tick(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot | None:
+    def tick(self, step: int, metrics: Metrics | None = None) -> PendingSnapshot | None:
         """Take a snapshot if one is due; call it as the last statement of a step.
 
         The snapshot holds the state with which step + 1 begins; everything is copied when this
-        returns. `metrics` go into its manifest. Returns the snapshot that was started, else None.
-        Raises the error of an earlier snapshot (see `on_error`), UnrestoredRunError,
-        PoisonedEngineError, and what capturing raises: CaptureError, SharedMemoryError, errors of
-        tracked objects. ConfigError for a step that is no integer from 0 to 2**63 - 1.
+        returns. `metrics` go into its manifest, or what they return where they are a function: it
+        is called only for a snapshot. Returns the snapshot that was started, else None. Raises the
+        error of an earlier snapshot (see `on_error`), UnrestoredRunError, PoisonedEngineError, and
+        what capturing raises: CaptureError, SharedMemoryError, errors of tracked objects.
+        ConfigError for a step that is no integer from 0 to 2**63 - 1.
         """
         session = self._live()
         if session.is_this_threads_turn():

@@ -7,12 +7,12 @@ the way: rings that got their memory since are handed over, a dead writer is rep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pyengine import config, errors
 from pyengine.engine.buffers import StagingSlot
 from pyengine.engine.cut import Cutter
-from pyengine.engine.describe import Identity, check_metrics, draft_of, meta_of
+from pyengine.engine.describe import Identity, Metrics, check_metrics, draft_of, meta_of
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.session import Session
 from pyengine.engine.settings import check_mapping
@@ -55,7 +55,7 @@ class Taker:
         self._hand_over_rings()
         self._lazy_rings = list(lazy_rings)
 
-    def tick(self, step: int, metrics: Mapping[str, float] | None) -> PendingSnapshot | None:
+    def tick(self, step: int, metrics: Metrics | None) -> PendingSnapshot | None:
         """Take a snapshot if one is due or wished for."""
         self._raise_errors()
         while self._lazy_rings:
@@ -63,7 +63,9 @@ class Taker:
             self._session.link.warm(self._lazy_rings.pop())
         if not self._trigger.is_due(step) and self._wish is None:
             return None
-        checked = check_metrics(check_mapping("metrics", metrics))
+        checked = check_metrics(
+            check_mapping("metrics", metrics() if callable(metrics) else metrics)
+        )
         pending = self._begin(step, checked, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
         if pending is None:
             self._skip(step)

@@ -97,6 +97,25 @@ def test_a_metric_given_to_tick_decides_which_snapshot_stays(tmp_path: Path) -> 
     ]
 
 
+def test_metrics_are_asked_for_only_when_a_snapshot_is_taken(
+    run: tuple[pyengine.SnapshotEngine, Training],
+) -> None:
+    asked: list[int] = []
+
+    def metrics() -> dict[str, float]:
+        asked.append(1)
+        return {"reward": 2.5}
+
+    engine, _ = run
+    assert engine.tick(1, metrics) is None
+    assert asked == []
+    engine._taker.wish()
+    pending = engine.tick(2, metrics)
+    assert pending is not None
+    assert pending.wait(60).metrics == {"reward": 2.5}
+    assert asked == [1]
+
+
 def test_busy_slots_leave_snapshots_out_and_say_so_from_the_second_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

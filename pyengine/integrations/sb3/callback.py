@@ -120,7 +120,7 @@ class SnapshotCallback(BaseCallback):
             return
         self._run.is_torn = False
         if not self._run.rollout_starts():
-            pending = self._engine.tick(self.model.num_timesteps, metrics=self._run.metrics())
+            pending = self._engine.tick(self.model.num_timesteps, metrics=self._run.metrics)
             if pending is not None:
                 self._log(self._engine, pending)
 
