@@ -6,7 +6,6 @@ evaluation goes, hence which policy is best and when training stops early.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,9 +80,11 @@ class SiblingState:
                 setattr(callback, name, value)
             environment = self._environments.get(path)
             if environment is not None and saved["environment"] is not None:
-                # Another evaluation than the run's goes on by itself.
-                with contextlib.suppress(StateMismatchError):
+                try:
                     environment.set_state(saved["environment"])
+                except StateMismatchError as error:
+                    # Another evaluation than the run's: it begins anew.
+                    self.changes.append(f"callback {path}: eval_env stays as it is: {error}")
 
     def _values(self, callback: BaseCallback) -> dict[str, Any]:
         kind = type(callback)
@@ -93,6 +94,9 @@ class SiblingState:
 
     def _environment(self, path: str) -> dict[str, Any] | None:
         if path in self._environments:
-            with contextlib.suppress(CaptureError):
+            try:
                 return self._environments[path].get_state()
+            except CaptureError as error:
+                name = f"{type(self._callbacks[path]).__name__}.eval_env"
+                self.unsaved.setdefault(name, str(error))
         return None
