@@ -12,7 +12,7 @@ from pyengine.capture.kinds.rng import RngComponent
 from pyengine.capture.kinds.stateful import EnvironmentComponent, StatefulComponent
 from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_container
 from pyengine.capture.lazy_torch import is_torch_loaded
-from pyengine.capture.protocol import state_methods, type_name
+from pyengine.capture.protocol import name_with_article, state_methods, type_name
 from pyengine.capture.rngs import rng_kind
 from pyengine.errors import UntrackableError
 
@@ -21,7 +21,8 @@ def build_component(name: str, value: Any) -> Component:
     """Return the component for an object tracked as `name`.
 
     The name becomes part of file names: `is_component_name` must hold. Raises UntrackableError,
-    whose text shows the form that works, for objects that cannot be restored in place.
+    whose text shows the form that works, for objects that cannot be restored in place, and
+    CaptureError for a container that holds what cannot be saved.
     """
     component = None
     if is_torch_loaded():
@@ -31,7 +32,8 @@ def build_component(name: str, value: Any) -> Component:
     component = component or _other_component(name, value)
     if component is None:
         raise UntrackableError(
-            f"{name!r}: a {type_name(value)} cannot be restored in place; {_advice(name, value)}",
+            f"{name!r}: {name_with_article(value)} cannot be restored in place; "
+            f"{_advice(name, value)}",
             component=name,
         )
     return component
@@ -48,7 +50,9 @@ def _other_component(name: str, value: Any) -> Component | None:
         return StatefulComponent(name, value)
     if not is_container(value) or _is_frozen(value):
         return None
-    return CountersComponent(name, value)
+    counters = CountersComponent(name, value)
+    counters.capture()  # what cannot be saved is told now, not by the first snapshot
+    return counters
 
 
 def _is_frozen(value: Any) -> bool:

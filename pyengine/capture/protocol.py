@@ -36,6 +36,12 @@ def type_name(value: object) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def name_with_article(value: object) -> str:
+    """Return the name of the value's type as a sentence takes it: "an int", "a my.module.Type"."""
+    name = type_name(value).replace(":", ".").removeprefix("builtins.")
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+
+
 def find_type(name: str) -> type[Any] | None:
     """Return the type of that name if its module is already imported; nothing is ever imported."""
     module, _, qualified = name.partition(":")

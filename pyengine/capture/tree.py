@@ -29,7 +29,7 @@ import numpy as np
 
 from pyengine.capture.dtypes import numpy_storage
 from pyengine.capture.lazy_torch import is_of_torch, is_tensor, is_torch_loaded
-from pyengine.capture.protocol import state_methods, type_name
+from pyengine.capture.protocol import name_with_article, state_methods, type_name
 from pyengine.capture.rngs import rng_kind, rng_state
 from pyengine.capture.tensorfile import Value
 from pyengine.errors import CaptureError
@@ -297,9 +297,8 @@ def _encodes(text: str) -> bool:
 
 
 def _describe(value: Any) -> str:
-    name = type_name(value).replace(":", ".").removeprefix("builtins.")
     shown = getattr(value, "__qualname__", None) or repr(value)
-    return f"a {name} ({shown if len(shown) <= 60 else '...' + shown[-57:]})"
+    return f"{name_with_article(value)} ({shown if len(shown) <= 60 else '...' + shown[-57:]})"
 
 
 def _int(value: int) -> Node:

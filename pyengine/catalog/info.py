@@ -10,7 +10,7 @@ from pyengine.errors import DamageError, FormatVersionError, PyengineError, Trun
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SnapshotInfo:
     """A committed snapshot, as its manifest tells it.
 
@@ -66,6 +66,14 @@ class SnapshotInfo:
     def file(self, path: str) -> FileRecord | None:
         """Return the record of one file by its path below the snapshot, or None."""
         return next((record for record in self.files if record.path == path), None)
+
+    def __repr__(self) -> str:
+        saved = sum(component.status == "saved" for component in self.components)
+        return (
+            f"SnapshotInfo({self.path!r}, global_step={self.global_step}, line={self.line!r}, "
+            f"created_at={self.created_at!r}, size_bytes={self.size_bytes}, "
+            f"{saved} components, {len(self.files)} files)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON (metrics may hold NaN)."""

@@ -43,12 +43,17 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if scan.has_manifest(run_dir):
         info = SnapshotInfo.of(run_dir, scan.read_manifest(run_dir))
         return Run(run_dir, info.run_id, (info,), ())
-    if not os.path.isdir(os.path.join(run_dir, names.SNAPSHOTS)):
-        raise RunDirectoryError(
-            f"{run_dir} is neither a run directory nor a snapshot", path=run_dir
-        )
+    _check_run(run_dir)
     found = scan.scan_snapshots(run_dir)
     return Run(run_dir, _run_id(run_dir, found), found.snapshots, found.problems)
+
+
+def _check_run(run_dir: str) -> None:
+    if not os.path.isdir(os.path.join(run_dir, names.SNAPSHOTS)):
+        what = "is neither a run directory nor a snapshot"
+        raise RunDirectoryError(
+            f"{run_dir} {what if os.path.exists(run_dir) else 'does not exist'}", path=run_dir
+        )
 
 
 def _run_id(run_dir: str, found: scan.Scan) -> str:
@@ -67,6 +72,7 @@ def choose_snapshot(path: str | os.PathLike[str]) -> SnapshotInfo:
     run_dir = os.path.realpath(path)
     if scan.has_manifest(run_dir):
         return SnapshotInfo.of(run_dir, scan.read_manifest(run_dir))
+    _check_run(run_dir)
     info = scan.newest_restorable(run_dir)
     if info is None:
         raise RunDirectoryError(f"{run_dir} holds no snapshot", path=run_dir)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.catalog import scan
 from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.markers import restored_snapshots
 from pyengine.catalog.run import Run, open_run
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def _report(run: Run) -> dict[str, Any]:
         "run_id": run.run_id,
         "latest": run.latest.name if run.latest else None,
         "snapshots": [_snapshot_report(info) for info in run.snapshots],
+        "restored": sorted(restored_snapshots(run.path)),
         "problems": [problem.to_dict() for problem in run.problems],
     }
 
@@ -68,8 +70,11 @@ def _print_snapshots(console: Console, run: Run) -> None:
     from rich.table import Column, Table
 
     table = Table(
-        Column("snapshot", overflow="fold"), "step", "line", "created", "size", "saved", box=None
+        Column("snapshot", overflow="fold"),
+        *("step", "line", "created", "size", "saved", "restored"),
+        box=None,
     )
+    restored = restored_snapshots(run.path)
     for info in run.snapshots:
         saved = sum(component.status == "saved" for component in info.components)
         table.add_row(
@@ -79,8 +84,11 @@ def _print_snapshots(console: Console, run: Run) -> None:
             info.created_at,
             format_bytes(info.size_bytes),
             f"{saved} of {len(info.components)}",
+            "yes" if info.name in restored else "",
         )
     console.print(table)
+    if restored:
+        console.print("the newest that was restored stays, beyond the last ones that are kept")
 
 
 def _print_snapshot(console: Console, info: SnapshotInfo) -> None:

@@ -87,7 +87,7 @@ def _print_table(
         found = problems[info.path]
         result = f"[red]{len(found)} problems[/red]" if found else "[green]whole[/green]"
         table.add_row(info.name, f"{len(info.files)}", format_bytes(info.size_bytes), result)
-    console.print(table)
+    console.print(table if snapshots else "no snapshots")
     for problem in [*others, *(item for found in problems.values() for item in found)]:
         console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
 

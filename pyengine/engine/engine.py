@@ -125,8 +125,9 @@ class SnapshotEngine:
         dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
         get_state/set_state or state_dict/load_state_dict: its `check_state(state)`, where it has
         one, may raise to refuse a saved state before a restore changes anything. Returns the
-        engine. Raises ConfigError for a name in use, UntrackableError for an object that cannot be
-        restored in place, RingInUseError for a ring that another engine tracks; nothing was added
+        engine. Raises ConfigError for a name in use or an object under two names, UntrackableError
+        for an object that cannot be restored in place, CaptureError for a container that holds what
+        cannot be saved, RingInUseError for a ring that another engine tracks; nothing was added
         then.
         """
         session = self._live()
@@ -140,8 +141,7 @@ class SnapshotEngine:
             for ring in bound:
                 ring.unbind(self._owner)
             raise
-        self._tracked.components.update(components)
-        self._tracked.rings.update(rings)
+        self._tracked.add(objects, components, rings)
         return self
 
     def exclude(self, name: str, reason: str) -> None:
@@ -162,7 +162,8 @@ class SnapshotEngine:
         is called only for a snapshot. Returns the snapshot that was started, else None. Raises the
         error of an earlier snapshot (see `on_error`), UnrestoredRunError, PoisonedEngineError, and
         what capturing raises: CaptureError, SharedMemoryError, errors of tracked objects.
-        ConfigError for a step that is no integer from 0 to 2**63 - 1.
+        ConfigError for a step that is no integer from 0 to 2**63 - 1, and after a restore for one
+        before its `next_step`.
         """
         session = self._live()
         if session.is_this_threads_turn():
@@ -198,7 +199,8 @@ class SnapshotEngine:
     ) -> RestoreReport:
         """Put the newest committed snapshot back into the tracked objects; always a report.
 
-        On a run without snapshots, and with `fresh=True`, the report is false and `next_step` 0.
+        On a run without snapshots, and by an engine that was made with `fresh=True`, nothing is
+        put back: the report is false and its `next_step` 0.
         Replay rows come back lazily: full segments are mapped files, read and verified when they
         are touched; `eager=True` reads and verifies them now, as always on network and FUSE
         file systems. `replay="skip"` leaves rings empty,
@@ -206,7 +208,8 @@ class SnapshotEngine:
         on either side.
 
         Nothing live changes before everything was read, verified and compared. Raises
-        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError, and
+        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError,
+        CaptureError where a snapshot of what is tracked would raise it, and
         NestedCallError within a tick or restore of the same thread: live objects are unchanged
         then. An exception while they are being changed comes through as it
         is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
@@ -221,6 +224,7 @@ class SnapshotEngine:
         with self._turn(session):
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
+            self._tracked.rehearse()
             info = None if self._fresh else scan.newest_restorable(session.run_dir)
             if info is None:
                 report = start_fresh(session, self._tracked)
@@ -228,7 +232,7 @@ class SnapshotEngine:
                 report = self._restore(session, info, options)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
-            self._taker.start(max(0, report.next_step - 1), lazy_rings=lazy)
+            self._taker.start(report.global_step, lazy_rings=lazy)
         if report:
             logger.info("%s", report)
         return report
@@ -367,7 +371,7 @@ class SnapshotEngine:
         if self._has_snapshots and not self._fresh:
             raise errors.UnrestoredRunError(
                 f"{session.run_dir} holds snapshots and none was restored: call restore() first, "
-                "or pass fresh=True to begin anew beside them",
+                "or make the engine with SnapshotEngine(..., fresh=True) to begin anew beside them",
                 path=session.run_dir,
             )
         if not session.is_line_open:

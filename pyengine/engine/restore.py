@@ -216,10 +216,9 @@ def _compare_names(
         parts.append(f"saved but not tracked: {', '.join(not_tracked)}")
     if not_saved:
         parts.append(f"tracked but not saved: {', '.join(not_saved)}")
-    names = ", ".join(repr(name) for name in (*not_tracked, *not_saved))
     raise ComponentMismatchError(
         f"{info.name}: {'; '.join(parts)}. Track the same names, or go on without them by "
-        f"restore(allow=({names},))",
+        f"restore(allow={[*not_tracked, *not_saved]})",
         not_tracked=not_tracked,
         not_saved=not_saved,
     )

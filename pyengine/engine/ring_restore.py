@@ -92,9 +92,10 @@ class RingRestore:
     def exchange(self, options: RestoreOptions) -> ComponentReport:
         """Put the prepared rows into the ring."""
         assert self._prepared is not None
+        notes = [] if options.replay_last is None else [f"replay_last={options.replay_last}"]
+        notes += _given_up(self._ring)
         self._ring.exchange(self._prepared)
-        note = "" if options.replay_last is None else f"replay_last={options.replay_last}"
-        rows = self._prepared.rows
+        rows, note = self._prepared.rows, "; ".join(notes)
         return ComponentReport(self._name, "ring", "restored", self._size_bytes, rows, note)
 
     def install_sampler(self) -> None:
@@ -152,9 +153,9 @@ class RingSkip:
 
     def exchange(self, options: RestoreOptions) -> ComponentReport:
         """Empty the ring."""
+        note = "; ".join(['replay="skip": starts empty', *_given_up(self._ring)])
         if self._prepared is not None:
             self._ring.exchange(self._prepared)
-        note = 'replay="skip": starts empty'
         return ComponentReport(self._name, "ring", "skipped", rows=0, note=note)
 
     def install_sampler(self) -> None:
@@ -164,6 +165,11 @@ class RingSkip:
         """Let go of what the ring did not get. Idempotent."""
         if self._prepared is not None:
             self._prepared.close()
+
+
+def _given_up(ring: ReplayBuffer) -> list[str]:
+    """Return a line about rows that the ring holds already and that a restore replaces."""
+    return [f"{len(ring)} rows that it held before are gone"] if len(ring) else []
 
 
 def read_ring(

@@ -48,15 +48,18 @@ class Taker:
         """How many snapshots were left out."""
         self._skipped_in_a_row = 0
         self._lazy_rings: list[str] = []
+        self._restored_step = -1
 
-    def start(self, step: int, *, lazy_rings: Iterable[str] = ()) -> None:
+    def start(self, restored_step: int | None, *, lazy_rings: Iterable[str] = ()) -> None:
         """Begin to count steps and seconds; have `lazy_rings` warmed once training goes on."""
-        self._trigger.start(step)
+        self._restored_step = -1 if restored_step is None else restored_step
+        self._trigger.start(max(0, self._restored_step))
         self._hand_over_rings()
         self._lazy_rings = list(lazy_rings)
 
     def tick(self, step: int, metrics: Metrics | None) -> PendingSnapshot | None:
-        """Take a snapshot if one is due or wished for."""
+        """Take a snapshot if one is due or wished for; ConfigError for a step made before."""
+        self._check_order("tick", step, self._restored_step + 1)
         self._raise_errors()
         while self._lazy_rings:
             # Not before: the first batch after a restore is to have the disk for itself.
@@ -79,8 +82,10 @@ class Taker:
     ) -> PendingSnapshot:
         """Take a snapshot; SnapshotBusyError where no slot becomes free in time.
 
-        Errors of earlier snapshots are raised instead, or with `failed` noted there.
+        Errors of earlier snapshots are raised instead, or with `failed` noted there. The restored
+        step may be saved once more: a run that has ended, and was started again, ends with it.
         """
+        self._check_order("a snapshot", step, self._restored_step)
         self._raise_errors(failed)
         pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS, failed)
         if pending is None:
@@ -161,6 +166,16 @@ class Taker:
                 return slot
             self._session.wait(remaining)
             self._raise_errors(failed)
+
+    def _check_order(self, what: str, step: int, first: int) -> None:
+        if step < first:
+            raise errors.ConfigError(
+                f"{what} of step {step}: the run was restored at step {self._restored_step}; let "
+                f"the loop go on with report.next_step = {self._restored_step + 1}",
+                field="step",
+                expected=first,
+                got=step,
+            )
 
     def _skip(self, step: int) -> None:
         self._trigger.fired(step)

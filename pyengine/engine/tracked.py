@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.build import build_component
 from pyengine.capture.component import Component
+from pyengine.capture.coverage import check_coverage
 from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
 from pyengine.engine import settings
 from pyengine.errors import ConfigError
@@ -14,6 +15,9 @@ from pyengine.format.names import is_component_name
 
 if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
+
+
+_WITH_METHODS = ("environment", "state")
 
 
 class Tracked:
@@ -24,6 +28,7 @@ class Tracked:
         self.rings: dict[str, ReplayBuffer] = {}
         self.excluded: dict[str, str] = {}
         self.static: set[str] = set()
+        self._objects: dict[str, Any] = {}
         if track_rng:
             self.components[PROCESS_RNG] = ProcessRngComponent(PROCESS_RNG)
         else:
@@ -33,22 +38,45 @@ class Tracked:
         """Return (components, rings) for new objects without adding them.
 
         Raises ConfigError for a name in use or an object tracked twice, UntrackableError for one
-        that cannot be restored in place.
+        that cannot be restored in place, CaptureError for a container of what cannot be saved.
         """
         from pyengine.replay.ring import ReplayBuffer
 
         components: dict[str, Component] = {}
         rings: dict[str, Any] = {}
-        known = {id(ring): name for name, ring in self.rings.items()}
+        known = {id(value): name for name, value in self._objects.items()}
         for name, value in objects.items():
             self._check_name(name)
             if isinstance(value, ReplayBuffer):
-                if known.setdefault(id(value), name) != name:
-                    raise ConfigError(f"{name!r} and {known[id(value)]!r} are one ring")
                 rings[name] = value
             else:
                 components[name] = build_component(name, value)
+            if known.setdefault(id(value), name) != name:
+                raise ConfigError(
+                    f"{name!r} and {known[id(value)]!r} are one object: track it once"
+                )
         return components, rings
+
+    def add(
+        self,
+        objects: Mapping[str, Any],
+        components: Mapping[str, Component],
+        rings: Mapping[str, ReplayBuffer],
+    ) -> None:
+        """Add what `build` made of `objects`."""
+        self.components.update(components)
+        self.rings.update(rings)
+        self._objects.update(objects)
+
+    def rehearse(self) -> None:
+        """Raise now what the first snapshot would raise: CaptureError and its kinds.
+
+        Leaves out objects with methods of their own, which may not be ready before training.
+        """
+        ready = [one for one in self.components.values() if one.kind not in _WITH_METHODS]
+        captured = [component.capture() for component in ready]
+        if len(ready) == len(self.components):  # else parameters may be saved by the others
+            check_coverage(ready, captured)
 
     def exclude(self, name: str, reason: str) -> None:
         """Note that something is left out, so that snapshots and restores say so."""

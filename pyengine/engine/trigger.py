@@ -88,13 +88,15 @@ class Trigger:
         if wanted > self._told_seconds * _WORTH_A_WORD:
             self._told_seconds = wanted
             logger.warning(
-                "a snapshot costs %.3f s (stall %.3f s, persisting %.3f s), more than %.0f %% of "
-                "the %.3f s since the last: snapshots are taken every %.1f s instead",
+                "a snapshot was due %.3g s after the last, and one costs %.3g s (stall %.3g s, "
+                "persisting %.3g s): to stay within %.3g %% of the time, snapshots are %.3g s "
+                "apart at least (budget=%g; None for no limit)",
+                elapsed,
                 cost,
                 self._stall_seconds,
                 self._persist_seconds,
                 100 * self._budget,
-                elapsed,
                 wanted,
+                self._budget,
             )
         return True

@@ -48,6 +48,7 @@ class RingBinding:
         seed: int | None,
     ) -> None:
         self.schema = schema if isinstance(schema, Schema) else Schema(schema)
+        self._schema_record = self.schema.to_record()
         self._plan = plan_ring(self.schema, capacity, num_lanes)
         self.capacity = self._plan.capacity
         self.num_envs = self._plan.num_lanes
@@ -104,6 +105,8 @@ class RingBinding:
         with self._making:
             self._check_usable()
             if self._storage is None:
+                if self._owner is None:  # else told when the engine got it
+                    check_demand(self, self._label, strict=False)
                 storage = self._new_storage(self._line)
                 storage.start_reserving()
                 if not self._put(None, storage):
@@ -235,7 +238,7 @@ class RingBinding:
         storage = self._storage or self._make_storage()
         state, increment = storage.core.seed_state
         return {
-            "schema": self.schema.to_record(),
+            "schema": self._schema_record,
             "capacity": self.capacity,
             "num_lanes": self.num_envs,
             "segment_rows": self._plan.segment_rows,

@@ -55,7 +55,7 @@ def check_demand(ring: Demanding, label: str, *, strict: bool) -> None:
     filled = ring.whole_bytes - own + own * free // needed
     row = ring.capacity * filled // ring.whole_bytes
     message = (
-        f"{label}: the tracked rings have {needed >> 20} MiB of shared memory still to take, "
+        f"{label}: the rings have {needed >> 20} MiB of shared memory still to take, "
         f"{free >> 20} MiB are free: memory will end at about row {row} of {ring.capacity}"
     )
     if strict:

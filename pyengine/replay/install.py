@@ -6,7 +6,7 @@ takes it in one step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -56,18 +56,41 @@ def check_header(plan: RingPlan, header: BufferHeader, label: str) -> None:
     sides: list[tuple[str, Any, Any]] = [
         ("capacity", plan.capacity, header.capacity),
         ("num_envs", plan.num_lanes, header.num_lanes),
+        *_schema_sides(plan.schema.to_record(), header.schema),
         ("segment rows", plan.segment_rows, header.segment_rows),
-        ("schema", plan.schema.to_record(), dict(header.schema)),
     ]
-    for what, expected, got in sides:
-        if expected != got:
-            raise StateMismatchError(
-                f"{label}: the ring has {what} {expected}, the snapshot {got}; make the ring as it "
-                "was saved, or restore with replay='skip'",
-                component=label,
-                expected=expected,
-                got=got,
-            )
+    differing = [side for side in sides if side[1] != side[2]]
+    if not differing:
+        return
+    told = "; ".join(f"{what}: {expected} here, {got} there" for what, expected, got in differing)
+    raise StateMismatchError(
+        f"{label}: the ring is not the one of the snapshot: {told}. Make it as it was saved, or "
+        "restore with replay='skip'",
+        component=label,
+        expected={what: expected for what, expected, _ in differing},
+        got={what: got for what, _, got in differing},
+    )
+
+
+def _schema_sides(
+    here: Mapping[str, Any], there: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (what, here, there) for two schema records: each field, their order, the rest."""
+    ours = {item["name"]: item for item in here["fields"]}
+    theirs = {item["name"]: item for item in there["fields"]}
+    for name in dict.fromkeys((*ours, *theirs)):
+        yield f"field {name!r}", _shown_field(ours.get(name)), _shown_field(theirs.get(name))
+    if ours.keys() == theirs.keys():
+        yield "order of fields", list(ours), list(theirs)
+    yield "episode_end", here["episode_end"], there["episode_end"]
+
+
+def _shown_field(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return "none"
+    default = "" if record["default"] is None else f" default {record['default']}"
+    mutable = " mutable" if record["mutable"] else ""
+    return f"{record['dtype']}{list(record['shape'])}{mutable}{default}"
 
 
 def install(

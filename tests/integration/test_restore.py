@@ -104,3 +104,38 @@ def test_a_restored_run_may_lose_the_snapshot_that_it_came_from(
     with tracking(run_dir, seed=1) as (engine, training):
         engine.restore(eager=True)
         assert training.digest() == expected
+
+
+def test_steps_that_were_made_before_are_refused(saved: tuple[Path, dict[str, str]]) -> None:
+    with tracking(saved[0]) as (engine, _):
+        assert engine.restore().next_step == 20
+        for step in (0, 19):
+            with pytest.raises(errors.ConfigError, match=r"report\.next_step = 20") as caught:
+                engine.tick(step)
+            assert (caught.value.expected, caught.value.got) == (20, step)
+        with pytest.raises(errors.ConfigError, match="next_step"):
+            engine.snapshot(18)
+        engine.tick(20)
+
+
+def test_a_run_that_has_ended_ends_again_with_its_last_step(
+    saved: tuple[Path, dict[str, str]],
+) -> None:
+    run_dir, digest = saved
+    with tracking(run_dir) as (engine, _):
+        engine.restore()
+        engine.close(final=19)
+    with tracking(run_dir, seed=8) as (engine, training):
+        assert engine.restore().next_step == 20
+        assert training.digest() == digest
+
+
+def test_what_cannot_be_saved_is_found_before_training(tmp_path: Path) -> None:
+    counters: dict[str, object] = {}
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(counters=counters)
+        counters["gone"] = (i for i in range(3))
+        with pytest.raises(errors.CaptureError, match="gone"):
+            engine.restore()
+        counters.clear()
+        assert not engine.restore()

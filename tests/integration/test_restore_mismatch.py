@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program import Training, new_ring
+from program import Training, new_ring, tracking
 
 import pyengine
 from pyengine import errors
@@ -113,3 +113,37 @@ def test_another_kind_of_object_under_a_saved_name_is_refused(
             engine.restore()
     assert (refused.value.expected, refused.value.got) == ("tensor", "counters")
     assert training.digest() == digest
+
+
+def test_a_schema_that_differs_is_told_by_its_fields(tmp_path: Path) -> None:
+    fields = {"obs": ((3,), "float32"), "reward": "float32", "old": "bool"}
+    with (
+        pyengine.ReplayBuffer(fields, 16) as ring,
+        pyengine.SnapshotEngine(tmp_path / "run") as engine,
+    ):
+        engine.track(replay=ring)
+        ring.add(obs=[1, 2, 3], reward=1, old=True)
+        engine.snapshot(0).wait(60)
+    fields = {"obs": ((4,), "float32"), "reward": "float32"}
+    with (
+        pyengine.ReplayBuffer(fields, 16) as ring,
+        pyengine.SnapshotEngine(tmp_path / "run") as engine,
+    ):
+        engine.track(replay=ring)
+        with pytest.raises(errors.StateMismatchError) as caught:
+            engine.restore()
+    assert caught.value.expected == {"field 'obs'": "float32[4]", "field 'old'": "none"}
+    assert caught.value.got == {"field 'obs'": "float32[3]", "field 'old'": "bool[]"}
+    assert "reward" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay": "skip"}])
+def test_rows_that_a_restore_replaces_are_told(
+    saved: tuple[Path, dict[str, str]], settings: dict[str, Any]
+) -> None:
+    with tracking(saved[0]) as (engine, training):
+        training.step(0)
+        held = len(training.ring)
+        report = engine.restore(**settings)
+    assert held > 0
+    assert f"{held} rows that it held before are gone" in report.component("replay").note

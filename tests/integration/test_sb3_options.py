@@ -219,3 +219,29 @@ def test_a_run_at_its_total_is_left_as_it_is(tmp_path: Path) -> None:
         model.learn(40, callback=SnapshotCallback(tmp_path / "run", **QUICK))
         assert model.num_timesteps == 40
     assert steps_of(tmp_path / "run") == [20, 40]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"every_steps": 0}, {"keep_last": 0}, {"budget": 2}, {"every_step": 10}]
+)
+def test_settings_that_cannot_work_are_refused_at_once(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        SnapshotCallback(tmp_path / "run", **settings)
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for total in (32, 40):
+        model = dqn()
+        model.thing = lambda: 1
+        model.learn(total, callback=SnapshotCallback(tmp_path / "run", every_steps=20))
+    assert "goes on after 32 steps" in capsys.readouterr().out
+    excluded = {
+        record.name: record.reason
+        for record in open_run(tmp_path / "run").snapshots[-1].components
+        if record.status == "excluded"
+    }
+    assert "cannot be saved" in excluded["attribute thing"]

@@ -36,7 +36,8 @@ class AleAdapter:
         if value.getFloat("repeat_action_probability") > 0:
             raise ObstacleError(
                 "the emulator hides the action that it repeats: make the environment with "
-                "repeat_action_probability=0 and put a StickyAction wrapper around it"
+                "repeat_action_probability=0 and let a wrapper repeat actions (Gymnasium's "
+                "StickyAction, Stable-Baselines3's StickyActionEnv)"
             )
         if value.getBool("color_averaging"):
             raise ObstacleError("the emulator averages colors with a frame that it hides")

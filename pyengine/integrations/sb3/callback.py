@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from inspect import signature
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 import pyengine
+from pyengine.engine.settings import check_count
+from pyengine.engine.trigger import Trigger
 from pyengine.errors import ConfigError, ModelStateError
 from pyengine.events import logger
 from pyengine.integrations.sb3 import identity, logs
@@ -76,6 +79,7 @@ class SnapshotCallback(BaseCallback):
             "every_steps": every_steps, "every_seconds": every_seconds, "keep_last": keep_last,
             "keep_best": keep_best, "fresh": fresh, **engine_settings,
         }  # fmt: skip
+        self._check_settings()
         self._notes = dict(notes or {})
         self._eager = eager
         self._fresh = fresh
@@ -85,6 +89,18 @@ class SnapshotCallback(BaseCallback):
         self._in_phases = False
         self._last: pyengine.PendingSnapshot | None = None
         self._unwritten: list[pyengine.PendingSnapshot] = []
+
+    def _check_settings(self) -> None:
+        """Refuse what the engine would refuse, before anything is trained."""
+        unknown = self._settings.keys() - signature(pyengine.SnapshotEngine).parameters.keys()
+        if unknown:
+            raise ConfigError(f"SnapshotCallback takes no {', '.join(sorted(unknown))}")
+        Trigger(
+            every_steps=self._settings["every_steps"],
+            every_seconds=self._settings["every_seconds"],
+            budget=self._settings.get("budget"),
+        )
+        check_count("keep_last", self._settings["keep_last"], low=1)
 
     def _on_training_start(self) -> None:
         if self._run is not None:
@@ -114,6 +130,12 @@ class SnapshotCallback(BaseCallback):
             self._close()
             raise
         self.num_timesteps = self.model.num_timesteps
+        if self.report.snapshot is not None:
+            rows = f", {self.report.rows:,} replay rows" if self.report.rows else ""
+            self._say(
+                f"{self.run_dir}: {self.report.snapshot.name} restored in "
+                f"{self.report.seconds:.2f} s{rows}; goes on after {self.num_timesteps:,} steps"
+            )
 
     def _on_rollout_start(self) -> None:
         if self._run is None or self._engine is None:

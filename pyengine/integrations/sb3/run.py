@@ -113,6 +113,7 @@ class ModelRun:
         for name, why in {**self._state.unsaved, **self._siblings.unsaved}.items():
             if name not in self._told:
                 self._told.add(name)
+                self._engine.exclude(_excluded_name(name), why[:_REASON_LENGTH])
                 self._say(f"NOT saved: {name}: {why}")
 
     def _environment_state(self) -> dict[str, Any]:
@@ -262,6 +263,12 @@ def _shortened(obstacles: tuple[str, ...]) -> str:
     more = len(obstacles) - _OBSTACLES_SHOWN
     shown = "; ".join(obstacles[:_OBSTACLES_SHOWN])[:_REASON_LENGTH]
     return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def _excluded_name(name: str) -> str:
+    """Return what an attribute that is not saved is called in manifests and reports."""
+    plain = name.replace("/", "?").replace("\\", "?").encode("ascii", "replace").decode()
+    return f"attribute {plain[:80]}"
 
 
 def _seed_of(model: BaseAlgorithm) -> int:

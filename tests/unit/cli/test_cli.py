@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
+from pyengine.catalog.markers import mark_restored
+
 
 def _pyengine(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "pyengine.cli", *map(str, arguments)],
+        [sys.executable, "-m", "pyengine", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -90,3 +92,25 @@ def test_command_line_loads_neither_torch_nor_numpy():
     code = "import sys, pyengine.cli.main; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_restored_snapshot_that_stays_is_explained(two):
+    run, infos = two
+    mark_restored(run.run_dir, 1, infos[0].name)
+    done = _pyengine("inspect", run.run_dir)
+    assert "yes" in done.stdout.splitlines()[2]
+    assert "the newest that was restored stays" in done.stdout
+    report = json.loads(_pyengine("inspect", run.run_dir, "--json").stdout)
+    assert report["restored"] == [infos[0].name]
+
+
+def test_a_run_without_snapshots_is_no_empty_table(run):
+    os.makedirs(os.path.join(run.run_dir, "snapshots"), exist_ok=True)
+    for command in ("inspect", "verify"):
+        assert "no snapshots" in _pyengine(command, run.run_dir).stdout
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    done = _pyengine("verify", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "nowhere does not exist" in done.stderr

@@ -81,7 +81,7 @@ def test_costly_snapshots_move_the_next_one_back_and_say_so(
         assert not trigger.is_due(2)
         assert not trigger.is_due(3)
     assert len(caplog.records) == 1
-    assert "10.0 s" in caplog.text
+    assert "10 s apart at least (budget=0.1; None for no limit)" in caplog.text
     clock.now += 0.2
     assert trigger.is_due(3), "what became due meanwhile stays due"
 

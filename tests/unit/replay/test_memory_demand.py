@@ -35,7 +35,7 @@ def test_rings_are_counted_together(free):
     free(20 * MIB)
     with new_ring() as one, new_ring() as two, new_ring(1024) as small:
         one.bind(owner, "one", strict=True)
-        with pytest.raises(SharedMemoryError, match="two: the tracked rings have") as caught:
+        with pytest.raises(SharedMemoryError, match="two: the rings have") as caught:
             two.bind(owner, "two", strict=True)
         assert caught.value.free_bytes == 20 * MIB
         assert caught.value.needed_bytes == one.whole_bytes + two.whole_bytes

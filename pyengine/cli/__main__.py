@@ -1,7 +1,0 @@
-"""`python -m pyengine.cli`: the command line without its installed script."""
-
-import sys
-
-from pyengine.cli.main import main
-
-sys.exit(main())
