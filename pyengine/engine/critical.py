@@ -2,18 +2,22 @@
 
 Python runs signal handlers in the main thread, between any two bytecodes, and KeyboardInterrupt is
 raised there. What starts a process or publishes a cut therefore runs in a thread of its own: it
-always ends, nothing is left half done, and a handler meets no lock that its own thread holds.
+always ends, nothing is left half done, and a handler meets no lock that its own thread holds. The
+thread stays for the next call: making one is half of what a call costs (0.2 ms, 2026-11-30).
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
+
+from pyengine.fs.forking import register_for_child
 
 T = TypeVar("T")
 
@@ -37,17 +41,61 @@ class _Task(Generic[T]):
         return self._token.acquire(blocking=False)
 
     def run(self) -> None:
+        """Call, unless that was revoked; `finish` has to follow."""
         if self.take():
             try:
                 self._result.append(self._function())
             except BaseException as error:
                 self.error = error
-            self.done.set()
+
+    def finish(self) -> None:
+        """Let who waits go on."""
+        self.done.set()
 
     def result(self) -> T:
         if self.error is not None:
             raise self.error
         return self._result[0]
+
+
+class _Threads:
+    """Where tasks run: in one thread that waits for the next, or in new ones while it is busy.
+
+    A handler may come in at any bytecode, with a task of its own: what it finds is either a thread
+    that waits, with nothing before it, or none.
+    """
+
+    def __init__(self) -> None:
+        self._after_fork_in_child()
+        register_for_child(self)
+
+    def _after_fork_in_child(self) -> None:
+        self._tasks: queue.SimpleQueue[_Task[Any]] = queue.SimpleQueue()
+        self._waiting: list[bool] = []
+
+    def start(self, task: _Task[Any]) -> None:
+        """Run the task elsewhere. RuntimeError where no thread can be started."""
+        if sys.is_finalizing():
+            raise RuntimeError(f"no {_NO_THREAD}: the interpreter ends")
+        if not self._waiting or not self._tasks.empty():
+            threading.Thread(target=self._serve, name="pyengine-whole", daemon=True).start()
+        self._tasks.put(task)
+
+    def _serve(self) -> None:
+        self._waiting.append(True)
+        is_enough = False
+        while not is_enough:
+            task = self._tasks.get()
+            self._waiting.pop()
+            task.run()
+            is_enough = bool(self._waiting)
+            if not is_enough:
+                self._waiting.append(True)
+            task.finish()
+            del task  # with everything that it refers to
+
+
+_threads = _Threads()
 
 
 def run_whole(
@@ -69,7 +117,7 @@ def run_whole(
         return function()
     task = _Task(function)
     try:
-        threading.Thread(target=task.run, name="pyengine-whole", daemon=True).start()
+        _threads.start(task)
         task.done.wait()
     except BaseException as error:
         if not task.take():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
+import os
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from pyengine.engine import critical
 from pyengine.engine.critical import is_in_signal_handler, run_whole
 
 
@@ -18,6 +23,12 @@ def usr1() -> Iterator[Any]:
     before = signal.getsignal(signal.SIGUSR1)
     yield lambda handler: signal.signal(signal.SIGUSR1, handler)
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def no_thread_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose first call this is."""
+    monkeypatch.setattr(critical, "_threads", critical._Threads())
 
 
 def test_the_result_and_the_error_come_through() -> None:
@@ -56,6 +67,7 @@ def test_a_handler_meets_no_lock_that_its_own_thread_holds(usr1: Any) -> None:
     assert seen == [True]
 
 
+@pytest.mark.usefixtures("no_thread_yet")
 def test_where_no_thread_can_be_started_the_call_is_whole_all_the_same(
     usr1: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +88,7 @@ def test_where_no_thread_can_be_started_the_call_is_whole_all_the_same(
     assert order == ["work", "handler"]
 
 
+@pytest.mark.usefixtures("no_thread_yet")
 def test_a_handler_that_raises_before_the_call_begins_prevents_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,6 +149,7 @@ def test_a_signal_handler_is_recognised_from_deep_inside(usr1: Any, form: str) -
     assert not is_in_signal_handler()
 
 
+@pytest.mark.usefixtures("no_thread_yet")
 @pytest.mark.parametrize("must", [False, True])
 def test_what_lets_go_runs_even_where_an_interrupt_comes_before_it_began(
     monkeypatch: pytest.MonkeyPatch, must: bool
@@ -148,3 +162,36 @@ def test_what_lets_go_runs_even_where_an_interrupt_comes_before_it_began(
     with pytest.raises(KeyboardInterrupt):
         run_whole(lambda: done.append(1), even_if_interrupted=must)
     assert done == [1] * must
+
+
+def test_one_thread_serves_all_calls_and_holds_on_to_nothing() -> None:
+    served: set[int] = set()
+    for _ in range(20):
+        box = threading.Event()
+        seen = weakref.ref(box)
+        run_whole(lambda held=box: served.add(threading.get_ident()))
+        del box
+        deadline = time.monotonic() + 10
+        while seen() is not None:
+            assert time.monotonic() < deadline
+            gc.collect()
+    assert len(served) == 1
+
+
+def test_a_call_in_a_handler_does_not_wait_for_the_one_it_interrupted(usr1: Any) -> None:
+    inner = threading.Event()
+    usr1(lambda *_: run_whole(inner.set))
+
+    def work() -> bool:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return inner.wait(10)
+
+    assert run_whole(work)
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    run_whole(lambda: None)
+    child = os.fork()
+    if child == 0:
+        os._exit(7 if run_whole(lambda: 7) == 7 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
