@@ -1,4 +1,4 @@
-"""The writer imports from where the trainer does, wherever that lies."""
+"""How the writer process runs: from where it imports, and beside the trainer it serves."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ def test_a_path_with_colons_and_a_working_directory_that_is_gone(tmp_path: Path)
         timeout=120,
     )
     assert "step-00000000" in end.stdout, end.stderr
+
+
+def test_the_writer_takes_no_core_from_the_trainer_that_wakes_it(tmp_path: Path) -> None:
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(counters={"n": 1})
+        engine.snapshot(0).wait(60)
+        writer = engine.writer_pid
+        assert writer is not None
+        policies = {os.sched_getscheduler(int(t)) for t in os.listdir(f"/proc/{writer}/task")}
+        assert policies == {os.SCHED_BATCH}
+        assert os.getpriority(os.PRIO_PROCESS, writer) > os.getpriority(os.PRIO_PROCESS, 0)
