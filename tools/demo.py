@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +166,8 @@ def main() -> int:
     if free < DISK_BYTES:
         raise SystemExit(f"the demo needs {DISK_BYTES >> 30} GiB of disk, {free >> 30} are free")
     try:
-        return run(args, Console())
+        # Redirected output has no width of its own; the tables are not to be folded there.
+        return run(args, Console(width=None if sys.stdout.isatty() else 130))
     except OutOfTimeError as error:
         raise SystemExit(
             f"stopped: {error}. The demo has {args.budget:.0f} s; try it on a quieter machine, or "

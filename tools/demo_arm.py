@@ -155,9 +155,17 @@ def run(args: argparse.Namespace, options: argparse.Namespace, log: ArmLog) -> N
         pyengine.ReplayBuffer(
             dqn_atari.SCHEMA, capacity=options.capacity, seed=options.seed
         ) as ring,
-        pyengine.SnapshotEngine(options.run_dir, every_steps=options.snapshot_every) as engine,
+        claim(options, log) as engine,
     ):
         finish(options, TimedRing(ring, log), TimedEngine(engine, log), log)
+
+
+def claim(options: argparse.Namespace, log: ArmLog) -> pyengine.SnapshotEngine:
+    """Make the engine; after a kill that waits until the dead trainer's writer has finished."""
+    begin = time.perf_counter_ns()
+    engine = pyengine.SnapshotEngine(options.run_dir, every_steps=options.snapshot_every)
+    log.event("claimed", seconds=(time.perf_counter_ns() - begin) / 1e9)
+    return engine
 
 
 def finish(options: argparse.Namespace, ring: TimedRing, engine: TimedEngine, log: ArmLog) -> None:

@@ -34,8 +34,12 @@ def print_loop(outcome: Comparison, seed: int, console: Console) -> None:
     table.add_row("written / new, MB", written[0], NO_VALUE, written[1])
     resumed = [f"{arm.resume_seconds('first_batch'):.2f}" for arm in (b, c)]
     table.add_row("kill to first batch, s, imports apart", NO_VALUE, *resumed)
-    restored = [f"{arm.events[1]['restored']['seconds']:.2f}" for arm in (b, c)]
-    table.add_row("of that, restore(), s", NO_VALUE, *restored)
+    table.add_row(
+        "of that, the killed one's writer finishes, s", NO_VALUE, _seconds(b, "claimed"), NO_VALUE
+    )
+    table.add_row(
+        "of that, restore(), s", NO_VALUE, *(_seconds(arm, "restored") for arm in (b, c))
+    )
     table.add_row("steps made again", NO_VALUE, _redone(b), _redone(c))
     console.print(table)
     _print_verdict(outcome, "A", "B", console)
@@ -96,6 +100,11 @@ def _difference(arm: Arm, other: Arm) -> str:
 
 def _saves(arm: Arm) -> str:
     return str(int(arm.all_steps["started"].sum()))
+
+
+def _seconds(arm: Arm, event: str) -> str:
+    """Return how long the second life took for something."""
+    return f"{arm.events[1][event]['seconds']:.2f}"
 
 
 def _stalls(arm: Arm) -> str:
