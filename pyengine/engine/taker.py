@@ -181,12 +181,13 @@ class Taker:
         self._trigger.fired(step)
         self.skipped += 1
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row > 1:
+        count = self._skipped_in_a_row
+        if count > 1 and count & (count - 1) == 0:  # 2, 4, 8, ...: a log is no place for floods
             logger.warning(
                 "step %d: no snapshot, both staging slots are still being written; %d in a row "
                 "were left out",
                 step,
-                self._skipped_in_a_row,
+                count,
             )
 
     def _hand_over_rings(self) -> None:

@@ -132,12 +132,14 @@ def test_busy_slots_leave_snapshots_out_and_say_so_from_the_second_on(
                 assert "left out" not in caplog.text
                 assert engine.tick(4) is None
                 assert "2 in a row were left out" in caplog.text
+                assert [engine.tick(step) for step in range(5, 11)] == [None] * 6
+                assert caplog.text.count("were left out") == 3, "of 2, 4 and 8"
         finally:
             os.kill(pid, signal.SIGCONT)
         for pending in first:
             assert pending is not None
             pending.wait(60)
-        taken = engine.tick(5)
+        taken = engine.tick(11)
         assert taken is not None
         assert taken.wait(60)
 
