@@ -37,9 +37,7 @@ def print_loop(outcome: Comparison, seed: int, console: Console) -> None:
     table.add_row(
         "of that, the killed one's writer finishes, s", NO_VALUE, _seconds(b, "claimed"), NO_VALUE
     )
-    table.add_row(
-        "of that, restore(), s", NO_VALUE, *(_seconds(arm, "restored") for arm in (b, c))
-    )
+    table.add_row("of that, restore(), s", NO_VALUE, *(_seconds(arm, "restored") for arm in (b, c)))
     table.add_row("steps made again", NO_VALUE, _redone(b), _redone(c))
     console.print(table)
     _print_verdict(outcome, "A", "B", console)
