@@ -3,8 +3,8 @@
 A claim is a file `generations/<g>`, created exclusively under the commit lock, whose byte 0 its
 owner holds as long as it lives and whose byte 1 its writer holds. The owner takes that byte on
 behalf of a writer that it starts and hands it over, so that it is never free in between. The file's
-first line names the owner; each writer of the generation adds a line of its own. A dead owner's
-writer may still drain: it is waited for, and ended where it is proven to be frozen.
+first line names the owner; each writer of the generation adds a line of its own. Who else may be
+alive, and whether a run can be had, is catalog.turn's business.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ import json
 import os
 import secrets
 import threading
-import time
 from typing import Any
 
 from pyengine import __version__, config
 from pyengine.catalog import commit, janitor, scan
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import append_party, generation_path, read_party
+from pyengine.catalog.turn import Turn
 from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
 from pyengine.format import names
 from pyengine.format.document import Fields, parse_document
 from pyengine.format.manifest import utc_timestamp
 from pyengine.fs import door, durable, forking, process
 from pyengine.fs.beneath import read_beneath
-from pyengine.fs.locks import OfdLock, is_locked
-from pyengine.fs.process import ProcessIdentity
+from pyengine.fs.locks import OfdLock
 
-_POLL_SECONDS = 0.02
-_AFTER_KILL_SECONDS = 10.0
 _RECORD_MAX_BYTES = 1024 * 1024
 _RUN_SCHEMA_VERSION = 1
 _DIRECTORIES = (
@@ -130,12 +127,14 @@ def claim_run(
     run_dir: str,
     *,
     wait_seconds: float = config.DRAIN_WAIT_SECONDS,
+    takeover: bool = False,
     stop: threading.Event | None = None,
 ) -> Claim:
     """Claim the run directory, made where it does not exist; clean up after dead generations.
 
     Waits up to `wait_seconds` for the writer of a dead owner to drain, and ends it where it is
-    frozen; `stop` ends the wait early, as a timeout does. The claim is durable on return.
+    frozen; `stop` ends the wait early, as a timeout does. `takeover` claims the run of a living
+    owner too: that one can commit nothing any more, its files stay. The claim is durable on return.
 
     Raises RunBusyError (a living owner, or a writer that still drains), RunDirectoryError (not a
     directory that can be claimed, or another rank's), OSError.
@@ -145,7 +144,8 @@ def claim_run(
     _check_rank(path)
     _registry.enter(path)
     try:
-        with _take_turn(path, wait_seconds, stop or threading.Event()) as lock:
+        turn = Turn(path, wait_seconds, stop or threading.Event(), takeover=takeover)
+        with turn.take() as lock:
             claim, trash = _claim_locked(path, lock)
     except BaseException:
         _registry.leave(path)
@@ -236,80 +236,3 @@ def read_run_id(run_dir: str) -> str:
         raise RunDirectoryError(
             f"{run_dir} is not a run directory: {error}", path=run_dir
         ) from error
-
-
-class _Progress:
-    """Whether a process gets anything done: its processor time and written bytes, over time."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, int, int] | None = None
-        self._since = time.monotonic()
-
-    def look(self, identity: ProcessIdentity | None) -> float:
-        """Look at the process; return for how many seconds it has got nothing done."""
-        seen = None
-        if identity is not None and identity.is_alive():
-            status = process.read_status(identity.pid)
-            written = process.written_bytes(identity.pid)
-            seen = (identity.pid, status.cpu_ticks if status else 0, written)
-        if seen != self._last:
-            self._last = seen
-            self._since = time.monotonic()
-        return time.monotonic() - self._since
-
-
-def _take_turn(run_dir: str, wait_seconds: float, stop: threading.Event) -> OfdLock:
-    """Wait until nobody of an earlier generation is alive; return with the commit lock held."""
-    deadline = time.monotonic() + wait_seconds
-    progress = _Progress()
-    has_killed = False
-    while True:
-        newest = scan.claimed_generation(run_dir)
-        generation_file = generation_path(run_dir, newest)
-        if is_locked(generation_file, names.OWNER_BYTE):
-            raise _busy(run_dir, newest, "owner", "is in use by")
-        lock = OfdLock.try_acquire(os.path.join(run_dir, names.LOCK))
-        if lock is not None:
-            if scan.claimed_generation(run_dir) == newest and not (
-                is_locked(generation_file, names.OWNER_BYTE)
-                or is_locked(generation_file, names.WRITER_BYTE)
-            ):
-                return lock
-            lock.release()
-        idle_seconds = progress.look(read_party(run_dir, newest, "writer").identity)
-        if time.monotonic() >= deadline:
-            if has_killed or not _end_frozen_writer(run_dir, newest, idle_seconds, wait_seconds):
-                raise _busy(run_dir, newest, "writer", "is still being drained by the writer")
-            has_killed = True
-            deadline = time.monotonic() + _AFTER_KILL_SECONDS
-        if stop.wait(_POLL_SECONDS):
-            raise _busy(run_dir, newest, "writer", "is still being drained by the writer")
-
-
-def _end_frozen_writer(
-    run_dir: str, generation: int, idle_seconds: float, wait_seconds: float
-) -> bool:
-    """Kill the draining writer where it is stopped, or did nothing for half of the wait."""
-    if not is_locked(generation_path(run_dir, generation), names.WRITER_BYTE):
-        return False
-    identity = read_party(run_dir, generation, "writer").identity
-    if identity is None or not identity.is_alive():
-        return False
-    status = process.read_status(identity.pid)
-    is_stopped = status is not None and status.is_stopped
-    if not is_stopped and idle_seconds < wait_seconds / 2:
-        return False
-    return identity.kill(wait_seconds=_AFTER_KILL_SECONDS)
-
-
-def _busy(run_dir: str, generation: int, role: str, what: str) -> RunBusyError:
-    party = read_party(run_dir, generation, role)
-    pid = party.identity.pid if party.identity else 0
-    host = party.identity.host if party.identity else "an unknown host"
-    return RunBusyError(
-        f"{run_dir} {what} pid {pid} on {host}, since {party.since} (generation {generation})",
-        path=run_dir,
-        pid=pid,
-        host=host,
-        since=party.since,
-    )

@@ -1,17 +1,22 @@
 """What dead generations left behind: unfinished directories and temporaries. Never a snapshot.
 
-At a claim everything of lower generations is dead: their owner's lock is free and their writer was
-waited for. Moved to trash under the commit lock, deleted after it.
+At a claim the lower generations are dead: their owner's lock is free and their writer was waited
+for. Where one lives on that was taken over, its files stay until a claim after its end. Moved to
+trash under the commit lock, deleted after it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 
 from pyengine.catalog import scan
 from pyengine.catalog.commit_lock import CommitLock
+from pyengine.catalog.generation import generation_path
 from pyengine.format import names
 from pyengine.fs import durable
+from pyengine.fs.locks import is_locked
 
 
 def sweep(held: CommitLock) -> list[str]:
@@ -21,8 +26,9 @@ def sweep(held: CommitLock) -> list[str]:
     where their name is that of a snapshot; files that are not ours stay.
     """
     trash = []
+    is_dead = functools.cache(functools.partial(_is_dead, held.run_dir))
     for directory in scan.named_directories(held.run_dir):
-        found = _sweep_directory(held, directory, below=held.generation)
+        found = _sweep_directory(held, directory, lambda g: g < held.generation and is_dead(g))
         if found:
             durable.fsync_directory(directory)
         trash += found
@@ -40,23 +46,30 @@ def sweep_predecessor(held: CommitLock) -> list[str]:
     for directory in scan.named_directories(held.run_dir):
         is_pool = os.path.dirname(directory) == pools
         if is_pool or os.path.basename(directory) == names.SNAPSHOTS:
-            trash += _sweep_directory(held, directory, below=held.generation + 1)
+            trash += _sweep_directory(held, directory, lambda g: g == held.generation)
     return trash
 
 
-def _sweep_directory(held: CommitLock, directory: str, *, below: int) -> list[str]:
+def _is_dead(run_dir: str, generation: int) -> bool:
+    path = generation_path(run_dir, generation)
+    return not is_locked(path, names.OWNER_BYTE) and not is_locked(path, names.WRITER_BYTE)
+
+
+def _sweep_directory(
+    held: CommitLock, directory: str, is_swept: Callable[[int], bool]
+) -> list[str]:
     trash = []
     for entry in _listed(directory):
         path = os.path.join(directory, entry)
         if names.is_trash(entry):
             trash.append(path)
         elif names.is_temporary(entry):
-            if (names.parse_temporary_generation(entry) or 0) < below:
+            if is_swept(names.parse_temporary_generation(entry) or 0):
                 trash.append(held.trash(path))
         elif os.path.basename(directory) == names.SNAPSHOTS:
             name = names.parse_snapshot_name(entry)
             is_unfinished = os.path.isdir(path) and not scan.has_manifest(path)
-            if name is not None and name.generation < below and is_unfinished:
+            if name is not None and is_unfinished and is_swept(name.generation):
                 trash.append(held.trash(path))
     return trash
 

@@ -44,15 +44,18 @@ class SnapshotEngine:
     limit), `keep_last` how many stay; with `keep_best` the one with the highest value of that
     metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
     ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
-    next call, or logged, by `on_error`; one that was given up so that training could go on is
-    logged, and an error only for who waits for it. `fresh=True` begins anew in a directory that
-    holds snapshots; `strict=True` makes a ring that will not fit into memory an error at `track`;
+    next call, or logged, by `on_error` (StaleGenerationError is always raised); one that was given
+    up so that training could go on is logged, and an error only for who waits for it. `fresh=True`
+    begins anew in a directory that holds snapshots; `strict=True` makes a ring that will not fit
+    into memory an error at `track`;
     `track_rng=False` leaves the process's random generators out. `algorithm` and `notes` (plain
     JSON values) go into every manifest.
 
     The constructor claims the directory and starts the writer process. It waits up to `drain_wait`
-    seconds for the writer of a dead trainer to finish. Raises RunBusyError, RunDirectoryError,
-    ConfigError, SharedMemoryError.
+    seconds for the writer of a dead trainer to finish. `takeover=True` claims the run of a trainer
+    that still lives (it hangs, say) too: that one can commit nothing any more, and learns it by
+    StaleGenerationError; its files stay. Raises RunBusyError, RunDirectoryError, ConfigError,
+    SharedMemoryError.
 
     A context manager; `close()` ends it, and so does the end of the program. One thread at a time
     may call `tick`, `snapshot` and `restore`, with the learner at rest. In a forked child the
@@ -76,6 +79,7 @@ class SnapshotEngine:
         algorithm: str | None = None,
         notes: Mapping[str, Any] | None = None,
         drain_wait: float = config.DRAIN_WAIT_SECONDS,
+        takeover: bool = False,
     ) -> None:
         path = settings.check_path("run_dir", run_dir)
         settings.check_choice("when_busy", when_busy, ("skip", "wait"))
@@ -100,7 +104,13 @@ class SnapshotEngine:
         # Empty at first, so that an interrupt at any moment finds here what was opened so far.
         session = Session()
         try:
-            session.open(path, keep_last=keep_last, keep_best=keep_best, drain_wait=drain_wait)
+            session.open(
+                path,
+                keep_last=keep_last,
+                keep_best=keep_best,
+                drain_wait=drain_wait,
+                takeover=settings.check_flag("takeover", takeover),
+            )
             self._taker = Taker(
                 session,
                 self._tracked,

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyengine import config
@@ -25,6 +26,7 @@ from pyengine.errors import (
     NoSpaceError,
     PyengineError,
     SnapshotFailedError,
+    StaleGenerationError,
     WriterDiedError,
 )
 from pyengine.events import logger
@@ -58,28 +60,38 @@ class Session:
         self._sequence = 0
         self.persist_seconds: float | None = None
         """How long the writer took for the snapshot it committed last."""
+        self.taken_over: StaleGenerationError | None = None
+        """How the writer learned that a newer generation owns the run; nothing changes that."""
         self.is_line_open = False
         self.turn = threading.RLock()
         """Held during a tick, a snapshot and a restore. Who holds it is known by the lock alone: a
         note beside it would stay behind where an interrupt comes at the wrong moment."""
 
     def open(
-        self, run_dir: str, *, keep_last: int, keep_best: str | None, drain_wait: float
+        self,
+        run_dir: str,
+        *,
+        keep_last: int,
+        keep_best: str | None,
+        drain_wait: float,
+        takeover: bool,
     ) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
         stop = threading.Event()
         retention = {"keep_last": keep_last, "keep_best": keep_best}
-        run_whole(lambda: self._open(run_dir, retention, drain_wait, stop), stop)
+
+        def claim() -> Claim:
+            return claim_run(run_dir, wait_seconds=drain_wait, takeover=takeover, stop=stop)
+
+        run_whole(lambda: self._open(claim, retention), stop)
 
     def __del__(self) -> None:
         if getattr(self, "_owner_pid", None) == os.getpid() and hasattr(self, "_pending"):
             self.release()
 
-    def _open(
-        self, run_dir: str, retention: dict[str, Any], drain_wait: float, stop: threading.Event
-    ) -> None:
+    def _open(self, claim: Callable[[], Claim], retention: dict[str, Any]) -> None:
         stack = self._resources
-        self.claim: Claim = claim_run(run_dir, wait_seconds=drain_wait, stop=stop)
+        self.claim = claim()
         stack.callback(self.claim.release)
         self.run_dir = self.claim.run_dir
         arena = stack.enter_context(Arena.create(CONTROL_BYTES, "control"))
@@ -121,6 +133,8 @@ class Session:
         for pending in done:
             if pending.outcome is not None:
                 self.persist_seconds = pending.outcome.persist_ns / 1e9
+            if isinstance(pending.error, StaleGenerationError):
+                self.taken_over = pending.error
         return done
 
     @property

@@ -198,6 +198,10 @@ class Taker:
     def _raise_errors(self, failed: list[errors.PyengineError] | None = None) -> None:
         """Raise or log what did not come about; with `failed`, note it there instead."""
         found = self._take_errors()
+        taken_over = self._session.taken_over
+        if taken_over is not None:
+            # Nothing will ever be committed again: no policy makes that a mere warning.
+            raise taken_over
         if failed is not None:
             failed += found
             return

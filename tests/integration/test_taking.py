@@ -173,14 +173,18 @@ def test_what_raises_while_capturing_stages_nothing(
 
 def test_parameters_of_no_tracked_module_are_refused(tmp_path: Path) -> None:
     training = Training()
-    other = torch.nn.Linear(2, 2)
-    training.optimizer.add_param_group({"params": list(other.parameters())})
+    others = [torch.nn.Linear(2, 2) for _ in range(2)]
+    training.optimizer.add_param_group({"params": list(others[0].parameters())})
     with pyengine.SnapshotEngine(tmp_path / "run") as engine:
         training.track(engine)
+        with pytest.raises(errors.UncoveredParameterError):
+            engine.restore()
+        engine.track(other=others[0])
         engine.restore()
+        training.optimizer.add_param_group({"params": list(others[1].parameters())})
         with pytest.raises(errors.UncoveredParameterError):
             engine.snapshot(0)
-        engine.track(other=other)
+        engine.track(another=others[1])
         assert engine.snapshot(0).wait(60)
 
 
