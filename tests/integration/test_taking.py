@@ -240,7 +240,7 @@ def test_names_and_objects_are_tracked_once(run: tuple[pyengine.SnapshotEngine, 
     engine, training = run
     with pytest.raises(errors.ConfigError, match="policy"):
         engine.track(policy=torch.nn.Linear(1, 1))
-    with pytest.raises(errors.ConfigError, match="one ring"):
+    with pytest.raises(errors.ConfigError, match="one object"):
         engine.track(other=training.ring)
     with pytest.raises(errors.UntrackableError):
         engine.track(step=3)
