@@ -29,8 +29,9 @@ _LINE_MAX_BYTES = 64 * 1024 * 1024
 class Line:
     """A history of rows: random 64-bit id, who opened it, and what it grew from.
 
-    `parent` is a snapshot name and `parent_line` that snapshot's line (16 hex), both None for a
-    fresh start; `start_rows` holds by ring the next row id of every lane.
+    `number` counts the lines of its generation. `parent` is a snapshot name and `parent_line` that
+    snapshot's line (16 hex), both None for a fresh start; `start_rows` holds by ring the next row
+    id of every lane.
     """
 
     id: int
@@ -39,6 +40,12 @@ class Line:
     parent_line: str | None
     start_rows: dict[str, tuple[int, ...]]
     opened_at: str
+    number: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What lines are ordered by: (generation, number). The time orders nothing."""
+        return (self.generation, self.number)
 
     @property
     def text(self) -> str:
@@ -57,23 +64,26 @@ def open_line(
 
     Raises StaleGenerationError where `generation` is no longer the newest claim.
     """
-    line = Line(
-        id=secrets.randbits(64),
-        generation=generation,
-        parent=parent.name if parent else None,
-        parent_line=parent.line if parent else None,
-        start_rows={ring: tuple(map(int, rows)) for ring, rows in start_rows.items()},
-        opened_at=utc_timestamp(),
-    )
-    record = {
-        "line": line.text,
-        "generation": line.generation,
-        "parent": line.parent,
-        "parent_line": line.parent_line,
-        "start_rows": line.start_rows,
-        "opened_at": line.opened_at,
-    }
     with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS):
+        siblings = [line for line in read_lines(run_dir).values() if line.generation == generation]
+        line = Line(
+            id=secrets.randbits(64),
+            generation=generation,
+            parent=parent.name if parent else None,
+            parent_line=parent.line if parent else None,
+            start_rows={ring: tuple(map(int, rows)) for ring, rows in start_rows.items()},
+            opened_at=utc_timestamp(),
+            number=1 + max((line.number for line in siblings), default=0),
+        )
+        record = {
+            "line": line.text,
+            "generation": line.generation,
+            "number": line.number,
+            "parent": line.parent,
+            "parent_line": line.parent_line,
+            "start_rows": line.start_rows,
+            "opened_at": line.opened_at,
+        }
         durable.replace_file(
             os.path.join(run_dir, names.LINES),
             names.line_file_name(line.id),
@@ -106,7 +116,9 @@ def _read(directory: str, line_id: int) -> Line:
     name = names.line_file_name(line_id)
     path = os.path.join(directory, name)
     data = read_beneath(directory, name, limit_bytes=_LINE_MAX_BYTES)
-    fields = Fields(parse_document(data, path, limit_bytes=_LINE_MAX_BYTES), path)
+    # Lines of before they were numbered were the only one of their generation, nearly always.
+    document = {"number": 0, **parse_document(data, path, limit_bytes=_LINE_MAX_BYTES)}
+    fields = Fields(document, path)
     if fields.hexadecimal("line") != names.line_text(line_id):
         fields.refuse("line", "the id in the file's name", fields.hexadecimal("line"))
     parent = fields.optional_text("parent", limit=255)
@@ -119,6 +131,7 @@ def _read(directory: str, line_id: int) -> Line:
         parent_line=None if parent is None else fields.hexadecimal("parent_line"),
         start_rows=_start_rows(fields),
         opened_at=fields.text("opened_at", limit=64),
+        number=fields.integer("number"),
     )
 
 

@@ -24,6 +24,7 @@ from pyengine.fs.beneath import check_size
 
 if TYPE_CHECKING:
     from pyengine._native.control import FileRecordTuple
+    from pyengine.catalog.later_rows import LaterFile
 
 
 def pool_directory(run_dir: str, ring: str) -> str:
@@ -62,6 +63,34 @@ def adopt_files(
             copied_bytes,
             header.ring,
         )
+    return adopted
+
+
+def adopt_later(
+    held: CommitLock, ring: str, files: Iterable[LaterFile], line: int
+) -> dict[str, tuple[str, FileRecordTuple | None]]:
+    """Give files that are in a ring's pool already names under a new line; durable on return.
+
+    Returns, by the old name, the path and, of a full segment, the record for the ring's segment
+    table. Parts get the lowest numbers: a writer of the line must not use them for others.
+    """
+    directory = pool_directory(held.run_dir, ring)
+    adopted: dict[str, tuple[str, FileRecordTuple | None]] = {}
+    record: FileRecordTuple | None
+    ordered = sorted(files, key=lambda file: isinstance(file.name, names.PoolName))
+    for number, file in enumerate(ordered, 1):
+        former = file.name
+        if isinstance(former, names.PartName):
+            target = os.path.join(directory, names.PartName(line, number).text)
+            record = None
+        else:
+            place = (former.lane, former.first_row, former.row_count)
+            target = os.path.join(directory, names.PoolName(line, *place, number).text)
+            record = (line, *place, number, file.checksum, file.size_bytes)
+        held.link_or_copy(os.path.join(directory, former.text), target)
+        adopted[former.text] = (target, record)
+    if adopted:
+        durable.fsync_directory(directory)
     return adopted
 
 

@@ -50,6 +50,35 @@ def verify_snapshot(
         return _Verifier(info, eager, progress).run()
 
 
+def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, int]:
+    """Verify a segment file or part that no manifest lists, by what it says of itself.
+
+    Returns its header, and the checksum of header and block table that a manifest would record.
+    Reads every byte, twice before it is called damaged. Raises DamageError, FormatVersionError,
+    OSError.
+    """
+    path = os.path.join(directory, name)
+    fd = open_beneath(directory, name)
+    try:
+        try:
+            return _verify_open_segment(fd, path)
+        except DamageError:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            return _verify_open_segment(fd, path)
+    finally:
+        door.active.close(fd)
+
+
+def _verify_open_segment(fd: int, path: str) -> tuple[segment.SegmentHeader, int]:
+    size_bytes = os.fstat(fd).st_size
+    image = memoryview(_read_frame(fd, size_bytes, path))
+    header = segment.parse_header(image, path)
+    check_size(path, size_bytes, header.file_bytes)
+    checksum = segment.verify_checksum(image, header, path)
+    check_blocks(fd, header, segment.block_hashes(image, header), path)
+    return header, checksum
+
+
 class _Verifier:
     """One pass over the files of one snapshot."""
 
@@ -110,7 +139,8 @@ class _Verifier:
             segment.verify_checksum(image, header, path)
             self._segments[record.path] = header
             if self._eager:
-                self._check_blocks(fd, header, segment.block_hashes(image, header), path)
+                hashes = segment.block_hashes(image, header)
+                check_blocks(fd, header, hashes, path, self._report)
 
     def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
         digest = xxhash.xxh3_64()
@@ -118,24 +148,6 @@ class _Verifier:
             digest.update(view)
             self._report(len(view))
         _expect_sum(path, record, digest.intdigest())
-
-    def _check_blocks(
-        self, fd: int, header: segment.SegmentHeader, hashes: tuple[int, ...], path: str
-    ) -> None:
-        for block, offset, length in segment.iter_blocks(header):
-            digest = xxhash.xxh3_64()
-            for view in _read_range(fd, offset, length, path):
-                digest.update(view)
-            if digest.intdigest() != hashes[block]:
-                raise DamageError(
-                    f"{path}: block {block}, bytes {offset} to {offset + length}, has the checksum "
-                    f"{digest.intdigest():016x}, its table says {hashes[block]:016x}",
-                    path=path,
-                    offset=offset,
-                    expected=f"{hashes[block]:016x}",
-                    got=f"{digest.intdigest():016x}",
-                )
-            self._report(length)
 
     def _check_extents(self, record: FileRecord) -> None:
         path = os.path.join(self._info.path, record.path)
@@ -156,6 +168,30 @@ class _Verifier:
                 )
         if header.mutable_file and f"{directory}/{header.mutable_file}" not in listed:
             raise DamageError(f"{path}: {header.mutable_file} is not in the manifest", path=path)
+
+
+def check_blocks(
+    fd: int,
+    header: segment.SegmentHeader,
+    hashes: tuple[int, ...],
+    path: str,
+    report: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Read every block of an open segment file; DamageError names the first bad one."""
+    for block, offset, length in segment.iter_blocks(header):
+        digest = xxhash.xxh3_64()
+        for view in _read_range(fd, offset, length, path):
+            digest.update(view)
+        if digest.intdigest() != hashes[block]:
+            raise DamageError(
+                f"{path}: block {block}, bytes {offset} to {offset + length}, has the checksum "
+                f"{digest.intdigest():016x}, its table says {hashes[block]:016x}",
+                path=path,
+                offset=offset,
+                expected=f"{hashes[block]:016x}",
+                got=f"{digest.intdigest():016x}",
+            )
+        report(length)
 
 
 def holds_extent(header: segment.SegmentHeader, extent: Extent) -> bool:

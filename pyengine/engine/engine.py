@@ -213,9 +213,11 @@ class SnapshotEngine:
         put back: the report is false and its `next_step` 0.
         Replay rows come back lazily: full segments are mapped files, read and verified when they
         are touched; `eager=True` reads and verifies them now, as always on network and FUSE
-        file systems. `replay="skip"` leaves rings empty,
-        `replay_last=N` takes the newest N rows only. `allow` names components that may be missing
-        on either side.
+        file systems. `replay="skip"` leaves rings empty, `replay_last=N` takes the newest N rows
+        only. `replay="latest"` takes the rows too that the run added after that snapshot: all of
+        them after a dead trainer, all but at most one open segment a lane after a dead machine
+        (mutable fields get their defaults there, and the last episode breaks). `allow` names
+        components that may be missing on either side.
 
         Nothing live changes before everything was read, verified and compared. Raises
         ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError,
@@ -225,7 +227,7 @@ class SnapshotEngine:
         is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
         """
         session = self._live()
-        settings.check_choice("replay", replay, ("exact", "skip"))
+        settings.check_choice("replay", replay, ("exact", "skip", "latest"))
         if replay_last is not None:
             replay_last = settings.check_count("replay_last", replay_last, low=0)
         allowed = settings.check_names("allow", allow)

@@ -24,6 +24,7 @@ from pyengine.capture.coverage import nonfinite_parameters
 from pyengine.catalog import markers
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.later_rows import find_later_rows
 from pyengine.catalog.lines import Line, open_line
 from pyengine.catalog.snapshot_files import read_files
 from pyengine.config import COMMIT_LOCK_SECONDS
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pyengine.engine.session import Session
     from pyengine.replay.ring import ReplayBuffer
 
-Replay = Literal["exact", "skip"]
+Replay = Literal["exact", "skip", "latest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def restore_snapshot(
     """Put a snapshot back. `applying(True)` is called before the first live object changes, and
     `applying(False)` once all of them have."""
     started = time.perf_counter()
-    work = _prepare(tracked, info, options)
+    work = _prepare(session.run_dir, tracked, info, options)
     generation = session.claim.generation
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
@@ -162,7 +163,7 @@ def _check_kind(name: str, kind: str, record: ComponentRecord) -> None:
         )
 
 
-def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
+def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
     saved = {record.name: record for record in info.components if record.status == "saved"}
     _compare_names(tracked, info, saved, options.allow)
     work = _Work(info)
@@ -184,6 +185,11 @@ def _prepare(tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _
             skips = options.replay == "skip"
             work.rings[name] = RingSkip(name, ring) if skips else read_ring(name, ring, info, files)
     work.reports += _absent(tracked, info, saved)
+    if options.replay == "latest":
+        rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
+        later = find_later_rows(run_dir, info, {name: one.header for name, one in rings.items()})
+        for name, rows in later.items():
+            rings[name].extend(rows)
     return work
 
 

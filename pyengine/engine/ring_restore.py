@@ -9,17 +9,22 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.catalog import pool
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.later_rows import LaterRows
 from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
 from pyengine.replay.install import PreparedRing
+from pyengine.replay.plan import default_value
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ class RingRestore:
         ring: ReplayBuffer,
         info: SnapshotInfo,
         header: BufferHeader,
-        mutable: Mapping[str, Any],
+        mutable: dict[str, Any],
     ) -> None:
         self._name = name
         self._ring = ring
@@ -60,21 +65,50 @@ class RingRestore:
         )
         self._files: dict[str, SegmentFile] = {}
         self._prepared: PreparedRing | None = None
+        self._later: LaterRows | None = None
+
+    @property
+    def header(self) -> BufferHeader:
+        """What is put back: the snapshot's buffer header, and rows added after it (`extend`)."""
+        return self._header
 
     @property
     def start_rows(self) -> list[int]:
         """The next row id of every lane."""
         return [lane.total_count for lane in self._header.lanes]
 
+    def extend(self, later: LaterRows) -> None:
+        """Put back the rows too that were added after the snapshot (`replay="latest"`).
+
+        Their mutable fields are not on disk: they get the fields' defaults.
+        """
+        former, self._header, self._later = self._header, later.header, later
+        window = former.capacity // former.num_lanes
+        for name, field in self._ring.schema.mutable_fields.items():
+            array = self._mutable[name] = np.array(self._mutable[name])
+            for index, (old, new) in enumerate(zip(former.lanes, later.header.lanes, strict=True)):
+                rows = np.arange(max(old.total_count, new.tail), new.total_count)
+                value = 0 if field.default is None else default_value(field)
+                array[index * window + rows % window] = value
+
     def adopt(self, held: CommitLock, line: int) -> None:
         """Give the full segment files names in the pool, under the new line; durable on return."""
         # The line is new, so that its file numbers begin anew.
-        numbers = itertools.count(1)
+        later = self._later.files if self._later is not None else {}
+        adopted = pool.adopt_later(held, self._name, later.values(), line)
+        for file, (path, record) in adopted.items():
+            self._files[file] = SegmentFile(path, later[file].checksum, record)
+        numbers = itertools.count(1 + len(later))
         directory = pool.pool_directory(held.run_dir, self._name)
+        own = tuple(extent for extent in self._header.extents if extent.file not in later)
         records = pool.adopt_files(
-            held, self._info, self._header, line=line, next_sequence=lambda: next(numbers)
+            held,
+            self._info,
+            replace(self._header, extents=own),
+            line=line,
+            next_sequence=lambda: next(numbers),
         )
-        for file in {extent.file for extent in self._header.extents}:
+        for file in {extent.file for extent in own}:
             self._files[file] = self._segment_file(file, records.get(file), directory)
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
@@ -88,11 +122,18 @@ class RingRestore:
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
         )
+        if self._later is not None:
+            # Numbers that adopted parts have are not given to others.
+            control = self._prepared.storage.control
+            while control.next_file_sequence() < len(self._later.files):
+                pass
 
     def exchange(self, options: RestoreOptions) -> ComponentReport:
         """Put the prepared rows into the ring."""
         assert self._prepared is not None
         notes = [] if options.replay_last is None else [f"replay_last={options.replay_last}"]
+        if self._later is not None:
+            notes.append(f"{self._later.added} rows added after the snapshot")
         notes += _given_up(self._ring)
         self._ring.exchange(self._prepared)
         rows, note = self._prepared.rows, "; ".join(notes)
