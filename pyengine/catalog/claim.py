@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 import threading
 from typing import Any
 
@@ -137,7 +138,8 @@ def claim_run(
     owner too: that one can commit nothing any more, its files stay. The claim is durable on return.
 
     Raises RunBusyError (a living owner, or a writer that still drains), RunDirectoryError (not a
-    directory that can be claimed, or another rank's), OSError.
+    directory that can be claimed: another rank's, another user's, or one that everybody may write
+    to), OSError.
     """
     path = os.path.realpath(run_dir)
     _prepare(path)
@@ -164,7 +166,9 @@ def _prepare(run_dir: str) -> None:
     if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
         raise RunDirectoryError(f"{run_dir} is not a directory", path=run_dir)
     for name in ("", *_DIRECTORIES):
-        durable.make_directory(os.path.join(run_dir, name).rstrip("/"))
+        path = os.path.join(run_dir, name).rstrip("/")
+        durable.make_directory(path)
+        _check_safe(path)
     try:
         fd = door.active.open(
             os.path.join(run_dir, names.LOCK), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
@@ -172,6 +176,23 @@ def _prepare(run_dir: str) -> None:
     except FileExistsError:
         return
     door.active.close(fd)
+
+
+def _check_safe(path: str) -> None:
+    """Refuse a directory in which others may put files under a run's names."""
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+        raise RunDirectoryError(
+            f"{path} belongs to user {status.st_uid}, and this process runs as {os.geteuid()}: "
+            "that user could replace files of the run. Choose a directory of your own, or chown it",
+            path=path,
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise RunDirectoryError(
+            f"{path} can be written by everybody (mode {stat.S_IMODE(status.st_mode):o}): anybody "
+            f"could replace files of the run. chmod o-w {path}",
+            path=path,
+        )
 
 
 def _check_rank(run_dir: str) -> None:

@@ -259,9 +259,13 @@ def rename(source: str, target: str) -> None:
 
 
 def make_new_directory(path: str) -> None:
-    """Make a directory that must not exist; not durable. NoSpaceError, OSError."""
+    """Make a directory that must not exist; not durable. NoSpaceError, OSError.
+
+    Others may read it as the umask says, and never write into it: whoever can replace files of a
+    run decides what a restore puts into the process.
+    """
     with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
-        door.active.mkdir(path)
+        door.active.mkdir(path, 0o775)
 
 
 def make_directory(path: str) -> None:

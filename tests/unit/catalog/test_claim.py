@@ -321,3 +321,31 @@ def test_descriptors_do_not_pile_up(run_dir):
     for _ in range(3):
         claim_run(run_dir).release()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("where", ["", "snapshots", "segments", "generations"])
+def test_a_directory_that_others_can_write_to_is_refused(run_dir, where):
+    claim_run(run_dir).release()
+    path = os.path.join(run_dir, where).rstrip("/")
+    os.chmod(path, 0o777)
+    with pytest.raises(RunDirectoryError, match="chmod o-w"):
+        claim_run(run_dir)
+    os.chmod(path, 0o775)
+    claim_run(run_dir).release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away needs root")
+def test_a_directory_of_another_user_is_refused(run_dir):
+    claim_run(run_dir).release()
+    os.chown(os.path.join(run_dir, "snapshots"), 12345, -1)
+    with pytest.raises(RunDirectoryError, match="belongs to user 12345"):
+        claim_run(run_dir)
+
+
+def test_no_umask_makes_a_run_that_is_refused(run_dir):
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            claim_run(run_dir).release()
+    finally:
+        os.umask(before)
