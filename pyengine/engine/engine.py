@@ -55,7 +55,7 @@ class SnapshotEngine:
     seconds for the writer of a dead trainer to finish. `takeover=True` claims the run of a trainer
     that still lives (it hangs, say) too: that one can commit nothing any more, and learns it by
     StaleGenerationError; its files stay. Raises RunBusyError, RunDirectoryError, ConfigError,
-    SharedMemoryError.
+    SharedMemoryError, and OSError where the directory cannot be made or written to.
 
     A context manager; `close()` ends it, and so does the end of the program. One thread at a time
     may call `tick`, `snapshot` and `restore`, with the learner at rest. In a forked child the
@@ -262,14 +262,22 @@ class SnapshotEngine:
     ) -> None:
         """Wait for pending snapshots, let the writer finish, and let go of the run. Idempotent.
 
-        `final=step` takes one more snapshot first, whatever became of earlier ones. After `timeout`
+        `final=step` takes one more snapshot first, whatever became of earlier ones, unless the run
+        was restored at that step and nothing was asked for since. After `timeout`
         seconds a writer that is still at work is left to finish by itself, with a warning. Then
         raises the error of a snapshot that did not come about (see `on_error`), or what taking the
         final one raised; the engine is closed nevertheless. NestedCallError, with nothing changed,
-        within a tick, snapshot or restore of the same thread.
+        within a tick, snapshot or restore of the same thread; ClosedError for a final snapshot of
+        an engine that is closed.
         """
         session = self._session
-        if session is None or self._owner_pid != os.getpid():
+        if self._owner_pid != os.getpid():
+            return
+        if session is None:
+            if final is not None:
+                raise errors.ClosedError(
+                    f"no final snapshot of step {final}: the engine was closed before"
+                )
             return
         if not is_in_signal_handler():
             self._refuse_nested(session)
@@ -302,7 +310,8 @@ class SnapshotEngine:
             )
         with self._turn(session):
             self._check_started(session)
-            self._taker.snapshot(step, {}, failed)
+            if not self._taker.is_as_restored(step):
+                self._taker.snapshot(step, {}, failed)
 
     def _let_go(self, session: Session) -> None:
         self._session = None
@@ -313,6 +322,13 @@ class SnapshotEngine:
             for ring in self._tracked.rings.values():
                 steps.callback(ring.unbind, self._owner)
             steps.callback(atexit.unregister, self._exit_hook)
+
+    def __repr__(self) -> str:
+        if self._session is None or self._owner_pid != os.getpid():
+            return "SnapshotEngine(closed)"
+        names = ", ".join(sorted(self._tracked.names))
+        run_dir, generation = self._session.run_dir, self._session.claim.generation
+        return f"SnapshotEngine({run_dir!r}, generation {generation}, tracks {names})"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("an engine cannot be copied or pickled: it owns a run directory")

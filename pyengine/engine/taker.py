@@ -49,17 +49,24 @@ class Taker:
         self._skipped_in_a_row = 0
         self._lazy_rings: list[str] = []
         self._restored_step = -1
+        self._is_untouched = False
 
     def start(self, restored_step: int | None, *, lazy_rings: Iterable[str] = ()) -> None:
         """Begin to count steps and seconds; have `lazy_rings` warmed once training goes on."""
         self._restored_step = -1 if restored_step is None else restored_step
+        self._is_untouched = restored_step is not None
         self._trigger.start(max(0, self._restored_step))
         self._hand_over_rings()
         self._lazy_rings = list(lazy_rings)
 
+    def is_as_restored(self, step: int) -> bool:
+        """Whether the run was restored at `step` and nothing was asked for since."""
+        return self._is_untouched and step == self._restored_step
+
     def tick(self, step: int, metrics: Metrics | None) -> PendingSnapshot | None:
         """Take a snapshot if one is due or wished for; ConfigError for a step made before."""
         self._check_order("tick", step, self._restored_step + 1)
+        self._is_untouched = False
         self._raise_errors()
         while self._lazy_rings:
             # Not before: the first batch after a restore is to have the disk for itself.
@@ -86,6 +93,7 @@ class Taker:
         step may be saved once more: a run that has ended, and was started again, ends with it.
         """
         self._check_order("a snapshot", step, self._restored_step)
+        self._is_untouched = False
         self._raise_errors(failed)
         pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS, failed)
         if pending is None:

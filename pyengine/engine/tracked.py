@@ -105,5 +105,10 @@ class Tracked:
                 f"{name!r} cannot name a tracked object: expected 1 to 100 printable bytes without "
                 "slashes, the first no dot"
             )
+        if name == PROCESS_RNG:
+            raise ConfigError(
+                f"{name!r} is the name of the process's own generators, which are saved anyway "
+                "(track_rng=False leaves them out, under the same name): choose another"
+            )
         if name in self.names or name in self.excluded:
             raise ConfigError(f"{name!r} is tracked or excluded already")

@@ -14,7 +14,6 @@ from processes import await_writers_end, leftovers
 from program import LANES, ROWS_PER_LANE, Plan, Training, run, tracking
 
 import pyengine
-from pyengine import errors
 
 
 def train_and_die(
@@ -177,14 +176,6 @@ def test_damage_ends_a_lane_and_is_told(
         assert found[0] == found[2] == found[3] == list(range(30))
         assert found[1] == list(range(16))
     assert damaged.name in caplog.text
-
-
-def test_what_is_asked_for_is_checked(tmp_path: Path) -> None:
-    with (
-        tracking(tmp_path / "run") as (engine, _),
-        pytest.raises(errors.ConfigError, match="latest"),
-    ):
-        engine.restore(replay="newest")  # type: ignore[arg-type]
 
 
 def test_lines_are_numbered_within_a_generation(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 import stable_baselines3 as sb3
+import torch
 from processes import await_writers_end
 from sb3_models import OFF_POLICY, cartpole, make
 from sb3_runs import Start, counters, csv_log, hashed, rows, run_phases
@@ -20,7 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from pyengine import open_run
-from pyengine.errors import ConfigError, TruncatedLogError
+from pyengine.errors import ConfigError, ModelStateError, RunBusyError, TruncatedLogError
 from pyengine.integrations.sb3 import SnapshotCallback, append_logger
 
 QUICK = {"every_steps": 20, "budget": None, "when_busy": "wait", "verbose": 0}
@@ -245,3 +246,64 @@ def test_a_resumed_run_says_where_it_goes_on_and_what_was_left_out(
         if record.status == "excluded"
     }
     assert "cannot be saved" in excluded["attribute thing"]
+
+
+def test_a_cell_that_was_interrupted_can_be_run_again(tmp_path: Path) -> None:
+    class Interrupt(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 60:
+                raise KeyboardInterrupt
+            return True
+
+    kept = []
+    for others in ([Interrupt()], []):
+        model = dqn()
+        callback = SnapshotCallback(tmp_path / "run", **QUICK)
+        kept.append(callback)  # as a notebook keeps its variables
+        if others:
+            with pytest.raises(KeyboardInterrupt):
+                model.learn(100, callback=[callback, *others])
+        else:
+            model.learn(100, callback=callback)
+            assert callback.report.global_step == 40
+    assert steps_of(tmp_path / "run")[-1] == 100
+
+
+def test_a_run_whose_learn_is_under_way_is_busy(tmp_path: Path) -> None:
+    class Second(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 60:
+                with pytest.raises(RunBusyError):
+                    dqn().learn(100, callback=SnapshotCallback(tmp_path / "run", **QUICK))
+            return True
+
+    model = dqn()
+    model.learn(100, callback=[SnapshotCallback(tmp_path / "run", **QUICK), Second()])
+    assert steps_of(tmp_path / "run")[-1] == 100
+
+
+def test_phases_are_of_one_model_and_go_through_the_run(tmp_path: Path) -> None:
+    model = dqn()
+    with SnapshotCallback(tmp_path / "run", **QUICK) as run:
+        run.learn(model, 40)
+        with pytest.raises(ModelStateError, match="saves another model"):
+            run.learn(dqn(), 80)
+        with pytest.raises(ModelStateError, match=r"run\.learn"):
+            model.learn(20, callback=run)
+
+
+@pytest.mark.parametrize("part", ["policy", "optimizer"])
+def test_a_part_that_was_replaced_is_found_before_it_is_missed(tmp_path: Path, part: str) -> None:
+    class Replace(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 50 and part == "policy":
+                self.model.policy = dqn().policy
+            elif self.num_timesteps == 50:
+                parameters = self.model.policy.q_net.parameters()
+                self.model.policy.optimizer = torch.optim.Adam(parameters)
+            return True
+
+    replaced = pytest.raises(ConfigError, match=rf"{part} was replaced")
+    with SnapshotCallback(tmp_path / "run", **QUICK) as run, replaced:
+        run.learn(dqn(), 100, callback=Replace())
+    assert steps_of(tmp_path / "run")[-1] == 40

@@ -151,3 +151,17 @@ def test_no_two_callbacks_take_one_model(tmp_path: Path) -> None:
     callbacks = [SnapshotCallback(tmp_path / name, **QUICK) for name in ("one", "two")]
     with pytest.raises(ValueError, match="one callback is enough"):
         model.learn(40, callback=callbacks)
+
+
+def test_environments_made_with_other_arguments_are_refused(tmp_path: Path) -> None:
+    def train(**settings: Any) -> None:
+        env = gymnasium.make("Pendulum-v1", **settings)
+        model = sb3.SAC("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [8]})
+        model.learn(30, callback=SnapshotCallback(tmp_path / "run", every_steps=10, verbose=0))
+
+    train(g=10.0, max_episode_steps=50)
+    for other in ({"g": 5.0, "max_episode_steps": 50}, {"g": 10.0, "max_episode_steps": 60}):
+        with pytest.raises(ModelMismatchError, match="environments made with") as caught:
+            train(**other)
+        assert "g=10.0" in caught.value.saved[0]
+    train(g=10.0, max_episode_steps=50)

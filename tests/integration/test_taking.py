@@ -219,7 +219,7 @@ def test_a_step_that_is_none_is_refused_before_anything_is_taken(
     ("name", "value"),
     [
         ("replay", 5),
-        ("replay", "latest"),
+        ("replay", "newest"),
         ("replay_last", -1),
         ("replay_last", 1.5),
         ("replay_last", True),
@@ -394,3 +394,21 @@ def test_what_would_wait_for_its_own_tick_is_an_error(tmp_path: Path, call: str)
         engine.restore()
         assert engine.snapshot(1).wait(60)
     assert caught == [errors.NestedCallError]
+
+
+def test_a_final_snapshot_that_nobody_takes_is_told(tmp_path: Path) -> None:
+    engine = pyengine.SnapshotEngine(tmp_path / "run")
+    assert "generation 1" in repr(engine)
+    engine.track(counters={"n": 1})
+    engine.restore()
+    engine.close(final=3)
+    engine.close()
+    assert repr(engine) == "SnapshotEngine(closed)"
+    with pytest.raises(errors.ClosedError, match="no final snapshot of step 4"):
+        engine.close(final=4)
+    for _ in range(3):  # a script that has ended, started again
+        engine = pyengine.SnapshotEngine(tmp_path / "run")
+        engine.track(counters={"n": 0})
+        assert engine.restore().next_step == 4
+        engine.close(final=3)
+    assert len(committed(tmp_path / "run")) == 1

@@ -13,9 +13,11 @@ are put back once more.
 from __future__ import annotations
 
 import os
+import sys
+import weakref
 from collections.abc import Mapping
 from inspect import signature
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -28,6 +30,9 @@ from pyengine.errors import ConfigError, ModelStateError
 from pyengine.events import logger
 from pyengine.integrations.sb3 import identity, logs
 from pyengine.integrations.sb3.run import ModelRun
+
+_serving: weakref.WeakValueDictionary[str, SnapshotCallback] = weakref.WeakValueDictionary()
+"""The callback that served last, by run directory."""
 
 
 class SnapshotCallback(BaseCallback):
@@ -87,6 +92,8 @@ class SnapshotCallback(BaseCallback):
         self._run: ModelRun | None = None
         self._has_served = False
         self._in_phases = False
+        self._is_in_learn = False
+        self._learning: FrameType | None = None
         self._last: pyengine.PendingSnapshot | None = None
         self._unwritten: list[pyengine.PendingSnapshot] = []
 
@@ -104,7 +111,8 @@ class SnapshotCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         if self._run is not None:
-            return  # a later phase of `learn`
+            self._check_phase(self._run)
+            return
         if self._has_served:
             raise ModelStateError(
                 "this callback has served a learn() already. For several learn() calls use its "
@@ -117,12 +125,15 @@ class SnapshotCallback(BaseCallback):
             identity.check(self.run_dir, found)
             logs.check_log_sizes(identity.saved_logs(self.run_dir))
         self._has_served = True
+        self._end_abandoned()
         self._engine = engine = pyengine.SnapshotEngine(
             self.run_dir,
             algorithm=found["algorithm"],
             notes={**self._notes, identity.NOTE: found},
             **self._settings,
         )
+        self._learning = _frame_of_learn(self.model)
+        _serving[os.path.realpath(self.run_dir)] = self
         try:
             run = self._run = ModelRun(engine, self.model, self.locals, self, self._say)
             self.report = run.restore(eager=self._eager)
@@ -131,10 +142,18 @@ class SnapshotCallback(BaseCallback):
             raise
         self.num_timesteps = self.model.num_timesteps
         if self.report.snapshot is not None:
-            rows = f", {self.report.rows:,} replay rows" if self.report.rows else ""
-            self._say(
-                f"{self.run_dir}: {self.report.snapshot.name} restored in "
-                f"{self.report.seconds:.2f} s{rows}; goes on after {self.num_timesteps:,} steps"
+            self._say(f"{self.run_dir}: training goes on after {self.num_timesteps:,} steps")
+
+    def _check_phase(self, run: ModelRun) -> None:
+        """Refuse a further learn() that the run would take for another than it is."""
+        if not run.is_of(self.model):
+            raise ModelStateError(
+                "this run saves another model: make a SnapshotCallback, with a run directory of "
+                "its own, for each model"
+            )
+        if not self._is_in_learn:
+            raise ModelStateError(
+                "call the run's own learn() for this phase too: run.learn(model, total)"
             )
 
     def _on_rollout_start(self) -> None:
@@ -180,12 +199,16 @@ class SnapshotCallback(BaseCallback):
         others = settings.pop("callback", None)
         callbacks = others if isinstance(others, list) else [others] if others is not None else []
         is_first = self._run is None
-        model.learn(
-            max(0, total_timesteps - (0 if is_first else model.num_timesteps)),
-            callback=[self, *callbacks],
-            reset_num_timesteps=is_first,
-            **settings,
-        )
+        self._is_in_learn = True
+        try:
+            model.learn(
+                max(0, total_timesteps - (0 if is_first else model.num_timesteps)),
+                callback=[self, *callbacks],
+                reset_num_timesteps=is_first,
+                **settings,
+            )
+        finally:
+            self._is_in_learn = False
         return model
 
     def __enter__(self) -> SnapshotCallback:
@@ -221,16 +244,46 @@ class SnapshotCallback(BaseCallback):
     def _close(self) -> None:
         run, self._run = self._run, None
         engine, self._engine = self._engine, None
+        self._learning = None
         if run is not None:
             run.release()
         if engine is not None:
             engine.close()
+
+    def _end_abandoned(self) -> None:
+        """Close the engine of a learn() in this process that an exception has ended.
+
+        The library tells a callback of no such end: a notebook's cell could not be run again.
+        """
+        former = _serving.get(os.path.realpath(self.run_dir))
+        if former is not None and former is not self and not former._is_learning():
+            former._close()
+
+    def _is_learning(self) -> bool:
+        """Whether the learn() that this callback serves is under way, in whatever thread."""
+        for frame in sys._current_frames().values():
+            step: FrameType | None = frame
+            while step is not None:
+                if step is self._learning:
+                    return True
+                step = step.f_back
+        return False
 
     def _say(self, text: str) -> None:
         if self.verbose:
             print(text)
         else:
             logger.info("%s", text)
+
+
+def _frame_of_learn(model: BaseAlgorithm) -> FrameType | None:
+    """Return the outermost frame of the model's learn(), further up this thread's stack."""
+    found, frame = None, sys._getframe()
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is model:
+            found = frame
+    return found
 
 
 def _check_untrained(model: BaseAlgorithm) -> None:

@@ -22,6 +22,7 @@ _WORDS = {
     "action_space": "action space",
     "num_envs": "number of environments",
     "env_ids": "environment ids",
+    "env_settings": "environments made with",
     "buffer": "replay buffer class",
     "buffer_size": "replay buffer size",
     "n_steps": "n_steps",
@@ -39,6 +40,7 @@ def describe(model: BaseAlgorithm) -> dict[str, Any]:
         "action_space": repr(model.action_space),
         "num_envs": venv.num_envs,
         "env_ids": _env_ids(venv),
+        "env_settings": _env_settings(venv),
     }
     buffer = getattr(model, "replay_buffer", None)
     if buffer is not None:
@@ -61,7 +63,7 @@ def check(run_dir: str, found: dict[str, Any]) -> None:
             what="run", saved=None, found=found["algorithm"],
         )  # fmt: skip
     for key, text in _WORDS.items():
-        if expected.get(key) != found.get(key):
+        if key in expected and expected[key] != found.get(key):
             raise ModelMismatchError(
                 f"{run_dir}: the run has {text} {expected.get(key)}, the script's model "
                 f"{found.get(key)}; make the model as the run was made, or take another run "
@@ -88,3 +90,26 @@ def _newest(run_dir: str) -> pyengine.SnapshotInfo | None:
 def _env_ids(venv: VecEnv) -> list[str | None]:
     specs = venv.get_attr("spec")
     return [getattr(spec, "id", None) for spec in specs]
+
+
+def _env_settings(venv: VecEnv) -> list[str]:
+    """Return what each environment's constructor was given, as far as it is plain.
+
+    A restored environment goes on with the run's values: where the script asks for others, it must
+    not seem to get them.
+    """
+    return [_settings_of(spec) for spec in venv.get_attr("spec")]
+
+
+def _settings_of(spec: Any) -> str:
+    kwargs = dict(getattr(spec, "kwargs", None) or {})
+    kwargs.pop("render_mode", None)
+    kwargs["max_episode_steps"] = getattr(spec, "max_episode_steps", None)
+    plain = {name: value for name, value in kwargs.items() if _is_plain(value)}
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(plain.items()))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import safe_mean
 import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import process_generators, set_process_generators
-from pyengine.errors import CaptureError
+from pyengine.errors import CaptureError, ConfigError
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
 from pyengine.integrations.sb3.environments import (
@@ -78,8 +78,9 @@ class ModelRun:
 
     def _track(self) -> None:
         model, engine = self._model, self._engine
+        self._components = components(model)
         engine.track(
-            **components(model),
+            **self._components,
             model=self._state,
             exploration=self._exploration,
             callbacks=self._siblings,
@@ -188,6 +189,23 @@ class ModelRun:
         set_process_generators(self._late_generators)
         return True
 
+    def is_of(self, model: BaseAlgorithm) -> bool:
+        """Whether this is the model that the run saves."""
+        return model is self._model
+
+    def check_parts(self) -> None:
+        """Raise ConfigError where a part of the model is another object than the one that is saved.
+
+        A snapshot would hold the old one, silently.
+        """
+        present = components(self._model)
+        for name in dict.fromkeys((*self._components, *present)):
+            if present.get(name) is not self._components.get(name):
+                raise ConfigError(
+                    f"the model's {name} was replaced after training began, and the run saves the "
+                    "former one: change it in place (load_state_dict), or do it before learn()"
+                )
+
     def rollout_ended(self) -> None:
         """Count it, for logs that go by the number of rollouts."""
         if self._iterations is not None:
@@ -199,7 +217,11 @@ class ModelRun:
             self._iterations.learn_ended()
 
     def metrics(self) -> dict[str, float]:
-        """Return what is known of how well the policy does; and 1 where environments are reset."""
+        """Return what is known of how well the policy does; and 1 where environments are reset.
+
+        Asked for with each snapshot: raises as `check_parts` does.
+        """
+        self.check_parts()
         found: dict[str, float] = {}
         episodes = self._model.ep_info_buffer
         if episodes:

@@ -73,7 +73,8 @@ class SiblingState:
             callback = self._callbacks.get(path)
             if callback is None or type(callback).__qualname__ != saved["type"]:
                 got = "nothing" if callback is None else f"a {type(callback).__qualname__}"
-                line = f"callback {path}: saved a {saved['type']}, the script has {got}"
+                where = "callback=" if path == "root" else f"callback {path}"
+                line = f"{where}: the run had a {saved['type']} here, the script has {got}"
                 self.changes.append(line)
                 continue
             for name, value in saved["values"].items():

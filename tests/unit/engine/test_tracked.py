@@ -28,8 +28,8 @@ def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
 def test_a_name_is_for_one_thing() -> None:
     tracked = Tracked(track_rng=False)
     _track(tracked, a={})
-    for name in ("a", "process_rng"):
-        with pytest.raises(ConfigError, match="already"):
+    for name, why in (("a", "already"), ("process_rng", "process's own generators")):
+        with pytest.raises(ConfigError, match=why):
             tracked.build({name: {}})
 
 
