@@ -35,7 +35,10 @@
         ├── StateMismatchError      a component's saved state does not fit the live object
         ├── ModelMismatchError      a library's model is not the one that the run was made with
         ├── TruncatedLogError       a log file of the run was begun anew
+        ├── NothingRestorableError  snapshots are, or were, there and none can be restored
+        ├── SanityCheckError        what was restored failed its check; restore another snapshot
         ├── FormatVersionError      written by a newer pyengine
+        ├── MalformedFileError      its checksum holds and it makes no sense: it was written so
         └── DamageError             proven corruption: path, offset, expected, got
             └── TruncatedFileError  the file is shorter than its record says
 
@@ -303,6 +306,23 @@ class TruncatedLogError(RestoreError):
         self.got = got
 
 
+class NothingRestorableError(RestoreError):
+    """A run has, or had, snapshots and none of them can be restored; never a fresh start.
+
+    Attribute: `refused`, pairs of (path, reason), in the order in which they were tried. Put a copy
+    of a good snapshot into `snapshots/`, or begin anew with SnapshotEngine(..., fresh=True).
+    """
+
+    def __init__(self, message: str, *, refused: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class SanityCheckError(RestoreError):
+    """What was restored failed its sanity check. Live objects hold the restored state by then, so
+    the engine refuses to go on until a restore succeeds."""
+
+
 class FormatVersionError(RestoreError):
     """A file of a format version that is not read here. Attributes: `path`, `version`."""
 
@@ -310,6 +330,16 @@ class FormatVersionError(RestoreError):
         super().__init__(message)
         self.path = path
         self.version = version
+
+
+class MalformedFileError(RestoreError):
+    """A file whose checksum holds says what cannot be: it was written so, by another program or by
+    a defect, and no disk has changed it. Nothing was moved. Attributes: `path`, `offset`."""
+
+    def __init__(self, message: str, *, path: str, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
 
 
 class DamageError(RestoreError):

@@ -2,10 +2,10 @@
 
     python tools/make_golden_run.py tests/golden/v1/run.tar.xz
 
-Beside the archive lies run_holds.json: digests of what the newest snapshot holds. Both are written once,
-by the version whose format they stand for, and never again: existing ones are refused. What trains
-is `Training` of tests/integration/program.py with a smaller ring; tests/integration/
-test_older_runs.py restores it.
+Beside the archive lies run_holds.json: digests of what the newest snapshot holds. Both are written
+once, by the version whose format they stand for, and never again: existing ones are refused. What
+trains is `Training` of tests/integration/program.py with a smaller ring; test_older_runs.py beside
+it restores the run.
 """
 
 from __future__ import annotations

@@ -20,9 +20,15 @@ from typing import Any
 from pyengine import __version__, config
 from pyengine.catalog import commit, janitor, scan
 from pyengine.catalog.commit_lock import CommitLock
-from pyengine.catalog.generation import append_party, generation_path, read_party
+from pyengine.catalog.generation import (
+    append_party,
+    generation_path,
+    highest_generation,
+    read_party,
+)
 from pyengine.catalog.turn import Turn
 from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
+from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.document import Fields, parse_document
 from pyengine.format.manifest import utc_timestamp
@@ -214,7 +220,7 @@ def _check_rank(run_dir: str) -> None:
 def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
     _check_rank(run_dir)
     run_id = _run_id(run_dir)
-    generation = scan.highest_generation(run_dir) + 1
+    generation = highest_generation(run_dir) + 1
     path = generation_path(run_dir, generation)
     fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     door.active.close(fd)
@@ -233,7 +239,7 @@ def _run_id(run_dir: str) -> str:
     """Return the id in run.json, which is written at the first claim. The commit lock is held."""
     path = os.path.join(run_dir, names.RUN_JSON)
     if not os.path.lexists(path):
-        run_id = secrets.token_hex(8)
+        run_id = _saved_run_id(run_dir) or secrets.token_hex(8)
         record: dict[str, Any] = {
             "schema_version": _RUN_SCHEMA_VERSION,
             "run_id": run_id,
@@ -246,6 +252,20 @@ def _run_id(run_dir: str) -> str:
     return read_run_id(run_dir)
 
 
+def _saved_run_id(run_dir: str) -> str | None:
+    """Return the id that the newest snapshot tells, where run.json was removed from a run."""
+    snapshots = scan.scan_snapshots(run_dir).snapshots
+    if not snapshots:
+        return None
+    logger.warning(
+        "%s has snapshots and no %s: made again, with the id that %s holds",
+        run_dir,
+        names.RUN_JSON,
+        snapshots[-1].name,
+    )
+    return snapshots[-1].run_id
+
+
 def read_run_id(run_dir: str) -> str:
     """Return the run's id. RunDirectoryError: run.json is missing or damaged."""
     path = os.path.join(run_dir, names.RUN_JSON)
@@ -255,5 +275,7 @@ def read_run_id(run_dir: str) -> str:
         return Fields(document, path).text("run_id", limit=100)
     except (FileNotFoundError, DamageError) as error:
         raise RunDirectoryError(
-            f"{run_dir} is not a run directory: {error}", path=run_dir
+            f"{run_dir} is not a run directory: {error}. Where {names.SNAPSHOTS}/ is there, remove "
+            f"{names.RUN_JSON}: the next start makes it again from the newest snapshot",
+            path=run_dir,
         ) from error

@@ -143,11 +143,7 @@ def find_committed(run_dir: str, name: str) -> SnapshotInfo | None:
 
 def _point_latest(held: CommitLock, manifest: Manifest) -> None:
     """`latest` is a convenience: it never moves back, and a failure is only worth a warning."""
-    try:
-        target = os.path.basename(os.readlink(os.path.join(held.run_dir, names.LATEST)))
-    except OSError:
-        target = ""
-    current = names.parse_snapshot_name(target)
+    current = names.parse_snapshot_name(scan.latest_target(held.run_dir) or "")
     order = (manifest.generation, manifest.sequence)
     if current is not None and (current.generation, current.sequence) > order:
         return

@@ -9,9 +9,12 @@ check. A writer that was frozen and wakes up in a newer generation is turned awa
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pyengine.catalog.scan import claimed_generation
 from pyengine.errors import StaleGenerationError
@@ -63,6 +66,33 @@ class CommitLock:
         durable.rename(path, target)
         return target
 
+    def quarantine(self, snapshot: str, record: Mapping[str, Any]) -> str:
+        """Move a snapshot into `quarantine/`, with a record (JSON) of why; durable on return.
+
+        Returns the new path. A name that is taken there gets a number: nothing is replaced.
+        """
+        self._require()
+        parents = [os.path.join(self.run_dir, name) for name in (names.SNAPSHOTS, names.QUARANTINE)]
+        durable.make_directory(parents[1])
+        name = self._free_quarantine_name(snapshot)
+        # The record first: what lies there is never without one.
+        file = names.quarantine_record_name(name)
+        data = json.dumps({"snapshot": snapshot, **record}, indent=1).encode() + b"\n"
+        temporary = names.temporary_name(self.generation, file)
+        durable.replace_file(parents[1], file, data, temporary=temporary)
+        target = os.path.join(parents[1], name)
+        durable.rename(os.path.join(parents[0], snapshot), target)
+        for parent in parents:
+            durable.fsync_directory(parent)
+        return target
+
+    def _free_quarantine_name(self, snapshot: str) -> str:
+        taken = set(os.listdir(os.path.join(self.run_dir, names.QUARANTINE)))
+        candidates = (names.quarantine_name(snapshot, n) for n in itertools.count(1))
+        return next(
+            name for name in candidates if not taken & {name, names.quarantine_record_name(name)}
+        )
+
     def replace_latest(self, snapshot: str) -> None:
         """Point `latest` at a snapshot; durable on return."""
         self._require()
@@ -86,8 +116,12 @@ def commit_lock(
     with OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout) as lock:
         newest = claimed_generation(run_dir)
         if newest != generation:
+            owner = (
+                f"generation {newest} owns the run"
+                if newest > 0
+                else f"{names.GENERATIONS}/ was removed from it: start the script again"
+            )
             raise StaleGenerationError(
-                f"{run_dir}: generation {newest} owns the run, generation {generation} does not",
-                path=run_dir,
+                f"{run_dir}: {owner}, generation {generation} does not", path=run_dir
             )
         yield CommitLock(run_dir, generation, lock)

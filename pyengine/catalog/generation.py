@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 
 from pyengine import __version__, config
+from pyengine.catalog import scan
+from pyengine.catalog.lines import read_lines
 from pyengine.errors import DamageError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
@@ -29,6 +31,16 @@ class Party:
     identity: ProcessIdentity | None
     since: str
     rank: int = 0
+
+
+def highest_generation(run_dir: str) -> int:
+    """Return the highest generation that anything in the directory tells of: names, and the
+    records of lines; 0 where there is none.
+
+    Claims alone would do while nobody removes `generations/` by hand.
+    """
+    recorded = (line.generation for line in read_lines(run_dir).values())
+    return max((*scan.named_generations(run_dir), *recorded), default=0)
 
 
 def reserve_writer_lock(run_dir: str, generation: int) -> OfdLock | None:

@@ -6,7 +6,13 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pyengine.errors import DamageError, FormatVersionError, PyengineError, TruncatedFileError
+from pyengine.errors import (
+    DamageError,
+    FormatVersionError,
+    MalformedFileError,
+    PyengineError,
+    TruncatedFileError,
+)
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 
 
@@ -80,14 +86,15 @@ class SnapshotInfo:
         return asdict(self)
 
 
-ProblemKind = Literal["missing", "truncated", "corruption", "version", "unreadable"]
+ProblemKind = Literal["missing", "truncated", "corruption", "malformed", "version", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong: with which file, of what kind, and where in it.
 
-    "unreadable" (permission, I/O) proves nothing about the bytes; the other kinds do.
+    "unreadable" (permission, I/O) proves nothing about the bytes; "malformed" ones make no sense
+    although their checksum holds, so that no disk has changed them.
     """
 
     path: str
@@ -106,6 +113,8 @@ class Problem:
             return cls(path, "missing" if missing else "unreadable", text)
         if isinstance(error, FormatVersionError):
             return cls(path, "version", str(error), got=error.version)
+        if isinstance(error, MalformedFileError):
+            return cls(path, "malformed", str(error), error.offset)
         if isinstance(error, DamageError):
             truncated = isinstance(error, TruncatedFileError)
             return cls(

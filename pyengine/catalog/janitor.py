@@ -2,7 +2,8 @@
 
 At a claim the lower generations are dead: their owner's lock is free and their writer was waited
 for. Where one lives on that was taken over, its files stay until a claim after its end. Moved to
-trash under the commit lock, deleted after it.
+trash under the commit lock, deleted after it. A directory that lost its manifest after it was
+committed is not unfinished: it goes into quarantine, loudly.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import functools
 import os
 from collections.abc import Callable
 
-from pyengine.catalog import scan
+from pyengine.catalog import markers, quarantine, scan
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import generation_path
+from pyengine.catalog.lines import read_lines
+from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import durable
 from pyengine.fs.locks import is_locked
@@ -25,6 +28,7 @@ def sweep(held: CommitLock) -> list[str]:
     Returns the paths to delete with `commit.empty_trash`. Directories without a manifest go only
     where their name is that of a snapshot; files that are not ours stay.
     """
+    _rescue(held)
     trash = []
     is_dead = functools.cache(functools.partial(_is_dead, held.run_dir))
     for directory in scan.named_directories(held.run_dir):
@@ -48,6 +52,27 @@ def sweep_predecessor(held: CommitLock) -> list[str]:
         if is_pool or os.path.basename(directory) == names.SNAPSHOTS:
             trash += _sweep_directory(held, directory, lambda g: g == held.generation)
     return trash
+
+
+def _rescue(held: CommitLock) -> None:
+    """Move to quarantine what was committed once and has no manifest now."""
+    snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
+    for name in sorted(_known_committed(held.run_dir)):
+        path = os.path.join(snapshots, name)
+        if os.path.isdir(path) and not os.path.islink(path) and not scan.has_manifest(path):
+            target = quarantine.move_unfinished(held, name)
+            logger.error(
+                "%s was committed and has no %s any more: moved to %s", path, names.MANIFEST, target
+            )
+
+
+def _known_committed(run_dir: str) -> set[str]:
+    """Return the names of snapshots that something outside of them proves to have been committed:
+    the link `latest`, a line that grew from one, a mark of a restore."""
+    latest = scan.latest_target(run_dir)
+    parents = {line.parent for line in read_lines(run_dir).values() if line.parent is not None}
+    marked = markers.restored_snapshots(run_dir) | set(markers.restore_deaths(run_dir))
+    return parents | marked | ({latest} if latest is not None else set())
 
 
 def _is_dead(run_dir: str, generation: int) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from pyengine.catalog import markers
 from pyengine.catalog.info import Problem, SnapshotInfo
-from pyengine.errors import DamageError, PyengineError
+from pyengine.errors import DamageError, MalformedFileError, PyengineError
 from pyengine.format import names
-from pyengine.format.manifest import MANIFEST_MAX_BYTES, Manifest
+from pyengine.format.manifest import MANIFEST_MAX_BYTES, Manifest, check_sum
 from pyengine.fs.beneath import read_beneath
 
 
@@ -29,18 +29,28 @@ class Scan:
 def read_manifest(snapshot_path: str) -> Manifest:
     """Read and verify the manifest of a snapshot directory.
 
-    Read twice before it is called damaged. Raises DamageError, FormatVersionError, and OSError as
-    it is (FileNotFoundError: not a snapshot).
+    Read twice, the second time past the page cache, before it is called damaged. Raises
+    DamageError, MalformedFileError (its checksum holds, and it makes no sense),
+    FormatVersionError, and OSError as it is (FileNotFoundError: not a snapshot).
     """
     try:
         return _read_once(snapshot_path)
     except DamageError:
-        return _read_once(snapshot_path)
+        return _read_once(snapshot_path, past_cache=True)
 
 
-def _read_once(snapshot_path: str) -> Manifest:
-    data = read_beneath(snapshot_path, names.MANIFEST, limit_bytes=MANIFEST_MAX_BYTES)
-    return Manifest.from_bytes(data, path=os.path.join(snapshot_path, names.MANIFEST))
+def _read_once(snapshot_path: str, *, past_cache: bool = False) -> Manifest:
+    path = os.path.join(snapshot_path, names.MANIFEST)
+    data = read_beneath(
+        snapshot_path, names.MANIFEST, limit_bytes=MANIFEST_MAX_BYTES, past_cache=past_cache
+    )
+    check_sum(data, path)
+    try:
+        return Manifest.from_bytes(data, path=path)
+    except DamageError as error:
+        raise MalformedFileError(
+            f"{error}; its checksum holds, so it was written so", path=path, offset=error.offset
+        ) from error
 
 
 def read_snapshot(run_dir: str, name: str) -> SnapshotInfo:
@@ -94,10 +104,32 @@ def newest_restorable(run_dir: str) -> SnapshotInfo | None:
     FormatVersionError or OSError where that snapshot's manifest cannot be used: an older one is
     never taken silently.
     """
+    candidates = restorable_names(run_dir)
+    return read_snapshot(run_dir, candidates[0]) if candidates else None
+
+
+def restorable_names(run_dir: str) -> list[str]:
+    """Return the names of committed snapshots, good or bad, in the order in which to try them.
+
+    Newest first; one in whose restore the process died twice comes after all others.
+    """
     deaths = markers.restore_deaths(run_dir)
     candidates = [name.text for name in reversed(committed_names(run_dir))]
     candidates.sort(key=lambda name: deaths.get(name, 0) >= markers.DEATHS_MAX)
-    return read_snapshot(run_dir, candidates[0]) if candidates else None
+    return candidates
+
+
+def latest_target(run_dir: str) -> str | None:
+    """Return the snapshot name that the link `latest` holds, whether it is there or not.
+
+    The link is set once a snapshot is committed: it proves that one of this name was. None where
+    there is no link, or one to something else.
+    """
+    try:
+        name = os.path.basename(os.readlink(os.path.join(run_dir, names.LATEST)))
+    except OSError:
+        return None
+    return name if names.parse_snapshot_name(name) else None
 
 
 def claimed_generation(run_dir: str) -> int:
@@ -109,19 +141,24 @@ def claimed_generation(run_dir: str) -> int:
     return max((number for number in claimed if number is not None), default=0)
 
 
-def highest_generation(run_dir: str) -> int:
-    """Return the highest generation seen anywhere in the directory: claims, snapshots, lines'
-    files excepted, temporaries, trash, quarantine and recovery; 0 where there is none."""
-    highest = claimed_generation(run_dir)
+def named_generations(run_dir: str) -> Iterator[int]:
+    """Yield each generation that a name in the directory tells of: claims and their logs,
+    snapshots, `latest`, temporaries, trash, quarantine and recovery."""
+    yield claimed_generation(run_dir)
+    latest = names.parse_snapshot_name(latest_target(run_dir) or "")
+    if latest is not None:
+        yield latest.generation
     for directory in named_directories(run_dir):
         for entry in _entries(directory):
-            name = names.parse_snapshot_name(entry.name)
-            marker = names.parse_marker_name(entry.name)
-            if name is None and marker is not None:
-                name = names.parse_snapshot_name(marker[1])
-            number = name.generation if name else names.parse_temporary_generation(entry.name)
-            highest = max(highest, number or 0)
-    return highest
+            yield _generation_in(entry.name) or 0
+
+
+def _generation_in(text: str) -> int | None:
+    marker = names.parse_marker_name(text)
+    name = names.parse_quarantine_name(text if marker is None else marker[1])
+    if name is not None:
+        return name.generation
+    return names.parse_temporary_generation(text) or names.parse_generation_log_name(text)
 
 
 def named_directories(run_dir: str) -> list[str]:

@@ -11,7 +11,7 @@ from pyengine.catalog.info import SnapshotInfo
 from pyengine.errors import DamageError
 from pyengine.format.manifest import FileRecord
 from pyengine.fs import door
-from pyengine.fs.beneath import check_size, open_beneath
+from pyengine.fs.beneath import check_size, drop_cache, open_beneath
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -19,8 +19,8 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 def read_files(info: SnapshotInfo, paths: Iterable[str]) -> dict[str, bytearray]:
     """Return the bytes of files of a snapshot, by path below it; their checksums hold.
 
-    Read twice before a file is called damaged. Raises DamageError or TruncatedFileError that names
-    the file, and OSError as it is.
+    Read twice, the second time past the page cache, before a file is called damaged. Raises
+    DamageError or TruncatedFileError that names the file, and OSError as it is.
     """
     return {path: _read(info, path) for path in paths}
 
@@ -33,10 +33,12 @@ def _read(info: SnapshotInfo, path: str) -> bytearray:
     try:
         return _read_once(info.path, record, shown)
     except DamageError:
-        return _read_once(info.path, record, shown)
+        return _read_once(info.path, record, shown, past_cache=True)
 
 
-def _read_once(directory: str, record: FileRecord, shown: str) -> bytearray:
+def _read_once(
+    directory: str, record: FileRecord, shown: str, *, past_cache: bool = False
+) -> bytearray:
     try:
         fd = open_beneath(directory, record.path)
     except FileNotFoundError as error:
@@ -44,6 +46,8 @@ def _read_once(directory: str, record: FileRecord, shown: str) -> bytearray:
     digest = xxhash.xxh3_64()
     done = 0
     try:
+        if past_cache:
+            drop_cache(fd)
         # Before memory is taken: a size from a manifest may be anything.
         check_size(shown, os.fstat(fd).st_size, record.size_bytes)
         data = bytearray(record.size_bytes)

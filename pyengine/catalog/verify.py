@@ -22,7 +22,7 @@ from pyengine.format import names, segment
 from pyengine.format.buffer_header import BUFFER_HEADER_MAX_BYTES, BufferHeader, Extent
 from pyengine.format.manifest import FileRecord
 from pyengine.fs import door
-from pyengine.fs.beneath import check_size, open_beneath, read_beneath
+from pyengine.fs.beneath import check_size, drop_cache, open_beneath, read_beneath
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -50,6 +50,15 @@ def verify_snapshot(
         return _Verifier(info, eager, progress).run()
 
 
+def check_file(info: SnapshotInfo, record: FileRecord) -> None:
+    """Verify one file of a snapshot, every byte of it, and return where it is whole.
+
+    Raises DamageError or TruncatedFileError for a mismatch that was read twice, the second time
+    past the page cache; FormatVersionError; OSError as it is (FileNotFoundError: it is missing).
+    """
+    _Verifier(info, True, None).check(record)
+
+
 def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, int]:
     """Verify a segment file or part that no manifest lists, by what it says of itself.
 
@@ -63,7 +72,7 @@ def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, in
         try:
             return _verify_open_segment(fd, path)
         except DamageError:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_cache(fd)
             return _verify_open_segment(fd, path)
     finally:
         door.active.close(fd)
@@ -95,7 +104,7 @@ class _Verifier:
         for record in self._info.files:
             begun_bytes = self._done_bytes
             try:
-                self._check(record)
+                self.check(record)
             except (PyengineError, OSError) as error:
                 problems.append(Problem.of(error, os.path.join(self._info.path, record.path)))
             self._done_bytes = begun_bytes
@@ -114,7 +123,8 @@ class _Verifier:
         if self._progress is not None:
             self._progress(self._shown_bytes, self._info.size_bytes)
 
-    def _check(self, record: FileRecord) -> None:
+    def check(self, record: FileRecord) -> None:
+        """Verify one file: twice before it is called damaged."""
         begun_bytes = self._done_bytes
         fd = open_beneath(self._info.path, record.path)
         try:
@@ -122,7 +132,7 @@ class _Verifier:
                 self._check_open(fd, record)
             except DamageError:
                 self._done_bytes = begun_bytes
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                drop_cache(fd)
                 self._check_open(fd, record)
         finally:
             door.active.close(fd)

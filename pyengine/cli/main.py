@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pyengine import __version__
 from pyengine.cli import inspect, verify
-from pyengine.errors import DamageError, FormatVersionError, PyengineError
+from pyengine.errors import DamageError, FormatVersionError, MalformedFileError, PyengineError
 
 EXIT_OK = 0
 EXIT_DAMAGE = 1
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_OK
-    except (DamageError, FormatVersionError) as error:
+    except (DamageError, FormatVersionError, MalformedFileError) as error:
         print(f"pyengine: {error}", file=sys.stderr)
         return EXIT_DAMAGE
     except (PyengineError, OSError) as error:

@@ -14,7 +14,7 @@ from pyengine.catalog.run import Run, open_run
 from pyengine.catalog.verify import Progress, verify_snapshot
 from pyengine.cli.inspect import format_bytes, open_console
 
-_DAMAGE = ("missing", "truncated", "corruption", "version")
+_DAMAGE = ("missing", "truncated", "corruption", "malformed", "version")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -114,12 +114,13 @@ class Manifest:
         DamageError: the checksum differs, or a field is missing, too large, or a path leaves the
         snapshot. FormatVersionError: a newer version.
         """
-        _check_sum(data, path)
+        check_sum(data, path)
         document = parse_document(data, path, limit_bytes=MANIFEST_MAX_BYTES)
         return _from_document(migrate(document, path), path)
 
 
-def _check_sum(data: bytes, path: str) -> None:
+def check_sum(data: bytes, path: str) -> None:
+    """Raise DamageError unless the file ends with the checksum of its bytes."""
     if len(data) > MANIFEST_MAX_BYTES:
         raise DamageError(
             f"{path}: {len(data)} bytes are more than the {MANIFEST_MAX_BYTES} it may have",

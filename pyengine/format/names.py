@@ -45,6 +45,7 @@ _POOL = re.compile(r"([0-9a-f]{16})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(\d{1,19})\
 _PART = re.compile(r"([0-9a-f]{16})-part-(\d{1,19})\.seg", re.ASCII)
 _GENERATION = re.compile(r"(\d{4,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\.(?:tmp|trash)-g(\d{4,19})-.+", re.ASCII | re.DOTALL)
+_QUARANTINED = re.compile(r"(step-[^-]+)(?:-(\d{1,9}))?", re.ASCII)
 _MARKER = re.compile(r"(restoring)\.(.+)|(restored)\.(.+)\.marker")
 _LINE_FILE = re.compile(r"([0-9a-f]{16})\.json", re.ASCII)
 
@@ -158,6 +159,11 @@ def generation_log_name(generation: int) -> str:
     return f"{generation:04d}.log"
 
 
+def parse_generation_log_name(text: str) -> int | None:
+    """Read the name of a log of a claim's writer; None where it is not one."""
+    return parse_generation_name(text[:-4]) if text.endswith(".log") else None
+
+
 def parse_generation_name(text: str) -> int | None:
     """Read the name of a claim's file; None where it is not one (a log, for instance)."""
     numbers = _numbers(_GENERATION.fullmatch(text))
@@ -188,6 +194,23 @@ def parse_temporary_generation(text: str) -> int | None:
     """Return the generation that a temporary or trash name tells of, or None."""
     numbers = _numbers(_TEMPORARY.fullmatch(text))
     return numbers[0] if numbers else None
+
+
+def quarantine_name(snapshot: str, number: int) -> str:
+    """Return the name in `quarantine/` of the n-th snapshot (from 1) of this name that is there."""
+    return snapshot if number == 1 else f"{snapshot}-{number}"
+
+
+def quarantine_record_name(name: str) -> str:
+    """Return the name of the record that says why `name` lies in `quarantine/`."""
+    return f"{name}.json"
+
+
+def parse_quarantine_name(text: str) -> SnapshotName | None:
+    """Read the name of a directory in `quarantine/`, or of its record, as the snapshot's; None:
+    it is neither."""
+    match = _QUARANTINED.fullmatch(text.removesuffix(".json"))
+    return parse_snapshot_name(match[1]) if match else None
 
 
 def restoring_marker_name(snapshot: str) -> str:

@@ -52,14 +52,18 @@ def _open_at(dir_fd: int, name: str, flags: int, shown: str) -> int:
         raise OSError(error.errno, os.strerror(error.errno or 0), shown) from error
 
 
-def read_beneath(directory: str, relative: str, *, limit_bytes: int) -> bytes:
-    """Read a whole regular file below `directory`.
+def read_beneath(
+    directory: str, relative: str, *, limit_bytes: int, past_cache: bool = False
+) -> bytes:
+    """Read a whole regular file below `directory`; with `past_cache` from the disk (`drop_cache`).
 
     Raises DamageError where it is larger than `limit_bytes`, and as `open_beneath` does.
     """
     shown = os.path.join(directory, relative)
     fd = open_beneath(directory, relative)
     try:
+        if past_cache:
+            drop_cache(fd)
         size_bytes = os.fstat(fd).st_size
         if size_bytes > limit_bytes:
             raise DamageError(
@@ -74,6 +78,14 @@ def read_beneath(directory: str, relative: str, *, limit_bytes: int) -> bytes:
         return b"".join(parts)
     finally:
         door.active.close(fd)
+
+
+def drop_cache(fd: int) -> None:
+    """Have the next read of the file come from the disk, where the kernel lets go of its pages.
+
+    It keeps those that are dirty or mapped, and all of a file system in memory.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def check_size(path: str, got: int, expected: int) -> None:

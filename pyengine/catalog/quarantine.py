@@ -1,0 +1,178 @@
+"""Damaged snapshots: proven first, then moved into `quarantine/`, never deleted.
+
+Damage is a mismatch that was read twice, the second time past the page cache. Whatever else keeps a
+snapshot from being restored (permission, version, an I/O error, a lack of memory, a file that was
+written so) proves nothing about its bytes and moves nothing.
+
+Beside each directory in `quarantine/` lies `<name>.json`, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyengine.catalog import scan, verify
+from pyengine.catalog.commit_lock import CommitLock, commit_lock
+from pyengine.catalog.info import Problem, SnapshotInfo
+from pyengine.config import COMMIT_LOCK_SECONDS
+from pyengine.errors import DamageError
+from pyengine.format import names
+from pyengine.format.document import Fields, parse_document
+from pyengine.format.manifest import utc_timestamp
+from pyengine.fs.beneath import read_beneath
+
+_RECORD_MAX_BYTES = 1024 * 1024
+
+FileIdentity = tuple[int, int]
+"""Device and inode: hard links of one file have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Proven damage of one snapshot: in which file (path below it), and what is wrong with it."""
+
+    snapshot: str
+    file: str
+    problem: Problem
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what the record in `quarantine/` says, without the snapshot's name."""
+        told = self.problem.to_dict()
+        return {
+            "file": self.file,
+            **{key: told[key] for key in ("kind", "offset", "expected", "got", "text")},
+            "found_at": utc_timestamp(),
+        }
+
+
+def prove(info: SnapshotInfo, error: DamageError | FileNotFoundError) -> Damage | None:
+    """Verify the file that an error names once more, every byte of it.
+
+    None: nothing is wrong with the file, or it is none of the snapshot. Raises FormatVersionError
+    and OSError where it cannot be read, which is no damage.
+    """
+    path = error.path if isinstance(error, DamageError) else error.filename
+    file = os.path.relpath(path, info.path) if isinstance(path, str) else ""
+    record = info.file(file)
+    if record is None:
+        return None
+    try:
+        verify.check_file(info, record)
+    except (DamageError, FileNotFoundError) as found:
+        return Damage(info.name, file, Problem.of(found, os.path.join(info.path, file)))
+    return None
+
+
+def in_manifest(name: str, error: DamageError) -> Damage:
+    """Return the damage that reading a snapshot's manifest, twice, has proven."""
+    return Damage(name, names.MANIFEST, Problem.of(error, error.path))
+
+
+def move(run_dir: str, generation: int, damage: Damage) -> str:
+    """Move a damaged snapshot into `quarantine/`; durable on return. Returns its new path.
+
+    Waits for the commit lock (TimeoutError). Raises StaleGenerationError, with nothing touched,
+    where `generation` is no longer the newest claim; NoSpaceError, OSError.
+    """
+    with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+        return held.quarantine(damage.snapshot, damage.to_record())
+
+
+def move_unfinished(held: CommitLock, name: str) -> str:
+    """Move a snapshot that was committed and has no manifest any more; as `move` does."""
+    path = os.path.join(held.run_dir, names.SNAPSHOTS, name, names.MANIFEST)
+    problem = Problem(path, "missing", f"{path} is missing, and the snapshot was committed")
+    return held.quarantine(name, Damage(name, names.MANIFEST, problem).to_record())
+
+
+def snapshot_names(run_dir: str) -> list[str]:
+    """Return the names of the directories in `quarantine/`, sorted."""
+    try:
+        with os.scandir(os.path.join(run_dir, names.QUARANTINE)) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and names.parse_quarantine_name(entry.name)
+            )
+    except FileNotFoundError:
+        return []
+
+
+def lost_snapshots(run_dir: str) -> list[tuple[str, str]]:
+    """Return (path, reason) of snapshots that were committed and are not in their place.
+
+    They are in quarantine, or `latest` names one that is gone. What makes a run without snapshots
+    one that must not begin anew by itself.
+    """
+    directory = os.path.join(run_dir, names.QUARANTINE)
+    lost = [
+        (os.path.join(directory, name), f"in quarantine: {_reason(directory, name)}")
+        for name in snapshot_names(run_dir)
+    ]
+    latest = scan.latest_target(run_dir)
+    if latest is not None and latest not in snapshot_names(run_dir):
+        path = os.path.join(run_dir, names.SNAPSHOTS, latest)
+        if not scan.has_manifest(path):
+            lost.append((path, "gone, or without its manifest, and the link `latest` names it"))
+    return lost
+
+
+def damaged_files(run_dir: str) -> dict[FileIdentity, str]:
+    """Return the files that damaged snapshots in quarantine hold, by identity, with their paths.
+
+    Snapshots share them by hard links: another one that holds the same file is damaged too.
+    """
+    directory = os.path.join(run_dir, names.QUARANTINE)
+    found = {}
+    for name in snapshot_names(run_dir):
+        record = _read_record(directory, name)
+        if record is not None and record.get("kind") != "missing":
+            path = os.path.join(directory, name, str(record.get("file")))
+            identity = _identity(path)
+            if identity is not None:
+                found[identity] = path
+    return found
+
+
+def shared_file(info: SnapshotInfo, damaged: dict[FileIdentity, str]) -> tuple[str, str] | None:
+    """Return (path below the snapshot, path of the damaged file) where it holds one of them."""
+    for file, identity in _identities(info):
+        if identity in damaged:
+            return file, damaged[identity]
+    return None
+
+
+def _identities(info: SnapshotInfo) -> Iterator[tuple[str, FileIdentity]]:
+    for record in info.files:
+        identity = _identity(os.path.join(info.path, record.path))
+        if identity is not None:
+            yield record.path, identity
+
+
+def _identity(path: str) -> FileIdentity | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None  # whoever reads it will say what is wrong
+    return (status.st_dev, status.st_ino)
+
+
+def _reason(directory: str, name: str) -> str:
+    record = _read_record(directory, name)
+    return str(record.get("text")) if record else "its record cannot be read"
+
+
+def _read_record(directory: str, name: str) -> dict[str, Any] | None:
+    """Return the record of a directory in quarantine; None where it is missing or no record."""
+    file = names.quarantine_record_name(name)
+    try:
+        data = read_beneath(directory, file, limit_bytes=_RECORD_MAX_BYTES)
+        path = os.path.join(directory, file)
+        record = parse_document(data, path, limit_bytes=_RECORD_MAX_BYTES)
+        Fields(record, path).relative_path("file")
+    except (OSError, DamageError):
+        return None
+    return record
