@@ -94,11 +94,20 @@ def to_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
+class Json(str):
+    """Text that is JSON already, for values of meta.json that would cost a tick to write anew."""
+
+    __slots__ = ()
+
+
 def meta_bytes(meta: Mapping[str, Any], structures: Mapping[str, tuple[str, Node]]) -> bytes:
     """Return meta.json: what the caller puts in, and the structures by component under "state"."""
     state = {name: envelope(name, kind, node) for name, (kind, node) in structures.items()}
     # One line per component: json.dumps(indent=...) would be ten times slower, inside tick().
-    lines = {key: to_json(value) for key, value in meta.items()} | {"state": _lines(state)}
+    lines = {
+        key: value if isinstance(value, Json) else to_json(value) for key, value in meta.items()
+    }
+    lines["state"] = _lines(state)
     text = ",\n".join(f"{json.dumps(key)}: {value}" for key, value in lines.items())
     return f"{{\n{text}\n}}\n".encode()
 

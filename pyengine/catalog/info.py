@@ -21,7 +21,8 @@ class SnapshotInfo:
     """A committed snapshot, as its manifest tells it.
 
     `path` is its directory, `line` and `parent` its history (16 hex; a snapshot name), `size_bytes`
-    the bytes of all its files, shared with other snapshots or not. The files themselves were not
+    the bytes of all its files, shared with other snapshots or not, `evaluations` the number of
+    evaluation records that it holds. The files themselves were not
     verified.
     """
 
@@ -40,6 +41,7 @@ class SnapshotInfo:
     components: tuple[ComponentRecord, ...]
     files: tuple[FileRecord, ...]
     metrics: dict[str, float]
+    evaluations: int
     notes: dict[str, Any]
 
     @classmethod
@@ -61,6 +63,7 @@ class SnapshotInfo:
             components=manifest.components,
             files=manifest.files,
             metrics=manifest.metrics,
+            evaluations=manifest.evaluations,
             notes=manifest.notes,
         )
 

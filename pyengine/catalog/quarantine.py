@@ -10,7 +10,7 @@ Beside each directory in `quarantine/` lies `<name>.json`, which says what is wr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from pyengine.catalog import scan, verify
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.config import COMMIT_LOCK_SECONDS
-from pyengine.errors import DamageError
+from pyengine.errors import DamageError, FormatVersionError
 from pyengine.format import names
 from pyengine.format.document import Fields, parse_document
-from pyengine.format.manifest import utc_timestamp
+from pyengine.format.manifest import FileRecord, utc_timestamp
 from pyengine.fs.beneath import read_beneath
 
 _RECORD_MAX_BYTES = 1024 * 1024
@@ -48,21 +48,37 @@ class Damage:
         }
 
 
-def prove(info: SnapshotInfo, error: DamageError | FileNotFoundError) -> Damage | None:
-    """Verify the file that an error names once more, every byte of it.
+def suspects(
+    info: SnapshotInfo, error: DamageError | FormatVersionError | FileNotFoundError
+) -> list[FileRecord]:
+    """Return the files of a snapshot that an error may speak of; none: it is about something else.
 
-    None: nothing is wrong with the file, or it is none of the snapshot. Raises FormatVersionError
-    and OSError where it cannot be read, which is no damage.
+    Where the file system has no links, rows are read from copies in the pool: the original of such
+    a copy is one of the segment files.
     """
-    path = error.path if isinstance(error, DamageError) else error.filename
-    file = os.path.relpath(path, info.path) if isinstance(path, str) else ""
-    record = info.file(file)
-    if record is None:
-        return None
-    try:
-        verify.check_file(info, record)
-    except (DamageError, FileNotFoundError) as found:
-        return Damage(info.name, file, Problem.of(found, os.path.join(info.path, file)))
+    path = error.filename if isinstance(error, FileNotFoundError) else error.path
+    if not isinstance(path, str):
+        return []
+    record = info.file(os.path.relpath(path, info.path))
+    if record is not None:
+        return [record]
+    run_dir = os.path.dirname(os.path.dirname(info.path))
+    is_pooled = path.startswith(os.path.join(run_dir, names.SEGMENTS, ""))
+    return [file for file in info.files if is_pooled and file.covers == "segment"]
+
+
+def prove(info: SnapshotInfo, files: Iterable[FileRecord]) -> Damage | None:
+    """Verify files of a snapshot once more, every byte of them; return the first damage.
+
+    None: nothing is wrong with them. Raises FormatVersionError and OSError where one cannot be
+    read, which is no damage.
+    """
+    for record in files:
+        try:
+            verify.check_file(info, record)
+        except (DamageError, FileNotFoundError) as found:
+            path = os.path.join(info.path, record.path)
+            return Damage(info.name, record.path, Problem.of(found, path))
     return None
 
 

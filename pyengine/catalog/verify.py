@@ -144,6 +144,7 @@ class _Verifier:
             self._check_all(fd, record, path)
         else:
             image = memoryview(_read_frame(fd, record.size_bytes, path))
+            segment.check_version(image, path, int(record.xxh3_64, 16))
             header = segment.parse_header(image, path)
             _expect_sum(path, record, segment.checksum_of(image, header))
             segment.verify_checksum(image, header, path)

@@ -110,6 +110,8 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
     console.print(table)
     for name, value in info.metrics.items():
         console.print(f"metric {escape(name)} = {value!r}")
+    if info.evaluations:
+        console.print(f"{info.evaluations} evaluation records")
 
 
 def open_console() -> Console:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyengine
+from pyengine.capture.files import Json
 from pyengine.errors import ConfigError
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import utc_timestamp
@@ -37,6 +38,7 @@ def draft_of(
     step: int,
     metrics: dict[str, float],
     identity: Identity,
+    evaluations: int = 0,
 ) -> SnapshotDescriptor:
     """Return the descriptor of a snapshot without its components, files and rings."""
     return SnapshotDescriptor(
@@ -48,16 +50,18 @@ def draft_of(
         algorithm=identity.algorithm,
         versions=versions(),
         metrics=metrics,
+        evaluations=evaluations,
         notes=identity.notes,
     )
 
 
-def meta_of(draft: SnapshotDescriptor) -> dict[str, Any]:
-    """Return what meta.json holds besides the structures of components."""
+def meta_of(draft: SnapshotDescriptor, evaluations: str) -> dict[str, Any]:
+    """Return what meta.json holds besides the structures of components; `evaluations` is JSON."""
     return {
         "global_step": draft.global_step,
         "created_at": draft.created_at,
         "notes": draft.notes,
+        "evaluations": Json(evaluations),
     }
 
 

@@ -10,19 +10,22 @@ import atexit
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pyengine import config, errors
-from pyengine.catalog import scan
+from pyengine.catalog import quarantine, scan
 from pyengine.engine import settings
 from pyengine.engine.at_exit import EXIT_SECONDS, close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
 from pyengine.engine.describe import Identity, Metrics, check_metrics
+from pyengine.engine.evaluations import Evaluations
+from pyengine.engine.fall_back import restore_newest
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.report import RestoreReport
-from pyengine.engine.restore import Replay, RestoreOptions, restore_snapshot, start_fresh
+from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
 from pyengine.engine.session import Session
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
@@ -33,7 +36,7 @@ from pyengine.fs.forking import register_for_child
 from pyengine.fs.mounts import is_remote
 
 if TYPE_CHECKING:
-    from pyengine.catalog.info import SnapshotInfo
+    from pyengine.format.evaluations import EvaluationRecord
 
 
 class SnapshotEngine:
@@ -98,6 +101,7 @@ class SnapshotEngine:
         self._fresh = settings.check_flag("fresh", fresh)
         self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
         self._owner = RingOwner(self)
+        self._evaluations = Evaluations()
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
@@ -116,10 +120,13 @@ class SnapshotEngine:
                 self._tracked,
                 trigger,
                 identity,
+                self._evaluations,
                 waits=when_busy == "wait",
                 raises=on_error == "raise",
             )
-            self._has_snapshots = bool(scan.committed_names(session.run_dir))
+            self._has_snapshots = bool(
+                scan.committed_names(session.run_dir) or quarantine.lost_snapshots(session.run_dir)
+            )
             self._exit_hook = close_at_exit(self)
             register_for_child(self)
             self._session = session
@@ -206,6 +213,8 @@ class SnapshotEngine:
         replay: Replay = "exact",
         replay_last: int | None = None,
         allow: Collection[str] = (),
+        fall_back: bool = True,
+        sanity: Sanity | None = None,
     ) -> RestoreReport:
         """Put the newest committed snapshot back into the tracked objects; always a report.
 
@@ -219,12 +228,23 @@ class SnapshotEngine:
         (mutable fields get their defaults there, and the last episode breaks). `allow` names
         components that may be missing on either side.
 
+        A snapshot whose damage is proven (read twice) is moved into the run's `quarantine/`, never
+        deleted, those that share the damaged file are passed over, and the next older one is put
+        back: each step is logged as an error and noted in the report. `fall_back=False` raises
+        DamageError instead and moves nothing. Where no snapshot is left: NothingRestorableError,
+        never a fresh start.
+
+        `sanity` is called without arguments when everything but generators and samplers was put
+        back: where it raises, or returns False, or where parameters are not finite,
+        SanityCheckError is raised; without it parameters that are not finite are a warning. Two
+        such checks: pyengine.engine.sanity.
+
         Nothing live changes before everything was read, verified and compared. Raises
-        ComponentMismatchError, StateMismatchError, DamageError, FormatVersionError, OSError,
+        ComponentMismatchError, StateMismatchError, FormatVersionError, MalformedFileError, OSError,
         CaptureError where a snapshot of what is tracked would raise it, and
         NestedCallError within a tick or restore of the same thread: live objects are unchanged
-        then. An exception while they are being changed comes through as it
-        is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
+        then. An exception while they are being changed, SanityCheckError among them, comes through
+        as it is; the engine refuses to go on until a restore succeeds (PoisonedEngineError).
         """
         session = self._live()
         settings.check_choice("replay", replay, ("exact", "skip", "latest"))
@@ -232,16 +252,20 @@ class SnapshotEngine:
             replay_last = settings.check_count("replay_last", replay_last, low=0)
         allowed = settings.check_names("allow", allow)
         eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
-        options = RestoreOptions(eager, replay, replay_last, allowed)
+        fall_back = settings.check_flag("fall_back", fall_back)
+        if sanity is not None:
+            settings.check_callable("sanity", sanity)
+        options = RestoreOptions(eager, replay, replay_last, allowed, fall_back, sanity)
         with self._turn(session):
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
             self._tracked.rehearse()
-            info = None if self._fresh else scan.newest_restorable(session.run_dir)
-            if info is None:
+            if self._fresh:
                 report = start_fresh(session, self._tracked)
             else:
-                report = self._restore(session, info, options)
+                report = restore_newest(session, self._tracked, options, self._applying)
+            if report:
+                report = self._take_evaluations(report)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
             self._taker.start(report.global_step, lazy_rings=lazy)
@@ -249,13 +273,36 @@ class SnapshotEngine:
             logger.info("%s", report)
         return report
 
-    def _restore(
-        self, session: Session, info: SnapshotInfo, options: RestoreOptions
-    ) -> RestoreReport:
-        def applying(is_applying: bool) -> None:
-            self._is_poisoned = is_applying
+    def _applying(self, is_applying: bool) -> None:
+        self._is_poisoned = is_applying
 
-        return restore_snapshot(session, self._tracked, info, options, applying)
+    def record_evaluation(self, step: int, **metrics: float) -> EvaluationRecord:
+        """Keep the result of an evaluation of step `step` with the run: engine.record_evaluation(
+        step, mean_return=12.5).
+
+        Every later snapshot holds all records; a restore drops those of steps after its own. Any
+        number of seconds after that step, from one thread at a time; blocks for nothing and writes
+        nothing by itself. Raises ConfigError for what is no number, without metrics or with more
+        than 64, and where 10,000 records or 1 MiB of them are kept already; UnrestoredRunError and
+        PoisonedEngineError as `tick` does.
+        """
+        session = self._live()
+        step = settings.check_step(step)
+        self._check_restored(session)
+        return self._evaluations.add(step, dict(metrics))
+
+    def _take_evaluations(self, report: RestoreReport) -> RestoreReport:
+        forgotten = self._evaluations.replace(report.evaluations)
+        if not forgotten:
+            return report
+        note = f"{forgotten} evaluation records made since that snapshot were dropped"
+        return replace(report, notes=(*report.notes, note))
+
+    @property
+    def evaluations(self) -> tuple[EvaluationRecord, ...]:
+        """The evaluation records of the run so far, in the order in which they were made."""
+        self._live()
+        return self._evaluations.records
 
     def close(
         self, final: int | None = None, *, timeout: float = config.CLOSE_WAIT_SECONDS
@@ -390,6 +437,12 @@ class SnapshotEngine:
 
     def _check_started(self, session: Session) -> None:
         """Raise where training must not go on; open the line of a run that begins."""
+        self._check_restored(session)
+        if not session.is_line_open:
+            start_fresh(session, self._tracked)
+
+    def _check_restored(self, session: Session) -> None:
+        """Raise where a restore is owed."""
         if self._is_poisoned:
             raise errors.PoisonedEngineError(
                 f"{session.run_dir}: a restore was interrupted half-way; live objects are neither "
@@ -402,8 +455,6 @@ class SnapshotEngine:
                 "or make the engine with SnapshotEngine(..., fresh=True) to begin anew beside them",
                 path=session.run_dir,
             )
-        if not session.is_line_open:
-            start_fresh(session, self._tracked)
 
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""

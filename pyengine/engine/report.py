@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
+    from pyengine.format.evaluations import EvaluationRecord
 
 Found = Literal["restored", "skipped", "excluded", "not saved", "not tracked"]
 
@@ -32,7 +33,8 @@ class RestoreReport:
     """The result of `restore()`: false on a fresh run, true when a snapshot was put back.
 
     `next_step` is the step to go on with: the snapshot's step + 1, or 0. `line` is the id of the
-    history that begins here (16 hexadecimal digits); `notes` are differences worth knowing.
+    history that begins here (16 hexadecimal digits); `notes` are differences worth knowing, and
+    what became of snapshots that were passed over; `evaluations` the records up to that step.
     Printed, it is a table.
     """
 
@@ -42,6 +44,7 @@ class RestoreReport:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     run_dir: str = field(default="", repr=False)
+    evaluations: tuple[EvaluationRecord, ...] = ()
 
     def __bool__(self) -> bool:
         return self.snapshot is not None

@@ -4,20 +4,24 @@
     decode  into values; compare with the live objects (nothing has changed so far)
     line    open the new history, durable; give the replay files their names in the pool
     rings   put the rows into storage of their own: files mapped and their headers checked
-    apply   modules, optimizers, schedulers, rings, other state; then environments; generators last
+    apply   modules, optimizers, schedulers, rings, other state, environments
+    check   what is live now: finite parameters, the caller's own check
+    late    generators and samplers, after every callable of the user
     mark    the snapshot as restored
 
 An exception before `apply` leaves everything as it was. One during it leaves live objects half
-changed: the engine refuses to go on until a restore succeeds.
+changed: the engine refuses to go on until a restore succeeds. Which snapshot is put back, and what
+becomes of damaged ones, is decided by pyengine.engine.fall_back.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine.capture.component import Component, Decoded, Phase
 from pyengine.capture.coverage import nonfinite_parameters
@@ -31,16 +35,27 @@ from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.engine.critical import run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
+from pyengine.engine.sanity import run_check
 from pyengine.engine.tracked import Tracked
-from pyengine.errors import ComponentMismatchError, StateMismatchError
+from pyengine.errors import (
+    ComponentMismatchError,
+    DamageError,
+    MalformedFileError,
+    StateMismatchError,
+)
 from pyengine.events import logger
+from pyengine.format.evaluations import EvaluationRecord, read_evaluations
 from pyengine.format.manifest import ComponentRecord
+from pyengine.format.names import META
 
 if TYPE_CHECKING:
     from pyengine.engine.session import Session
     from pyengine.replay.ring import ReplayBuffer
 
 Replay = Literal["exact", "skip", "latest"]
+
+Sanity = Callable[[], object]
+"""A check of what was restored: raises, or returns False, where something is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,8 @@ class RestoreOptions:
     replay: Replay = "exact"
     replay_last: int | None = None
     allow: tuple[str, ...] = ()
+    fall_back: bool = True
+    sanity: Sanity | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +77,7 @@ class _Work:
     info: SnapshotInfo
     decoded: dict[str, Decoded] = field(default_factory=dict)
     rings: dict[str, RingRestore | RingSkip] = field(default_factory=dict)
+    evaluations: tuple[EvaluationRecord, ...] = ()
     reports: list[ComponentReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -113,6 +131,7 @@ def restore_snapshot(
         tuple(work.notes),
         time.perf_counter() - started,
         session.run_dir,
+        work.evaluations,
     )
 
 
@@ -169,6 +188,27 @@ def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: Restor
     work = _Work(info)
     wanted = [record for name, record in saved.items() if name in tracked.names]
     files = read_files(info, _needed(info, wanted, options))
+    # From here on checksums hold: what makes no sense now, no disk has made so.
+    with _written_so(info):
+        _decode(tracked, work, saved, files, options)
+    work.reports += _absent(tracked, info, saved)
+    if options.replay == "latest":
+        rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
+        later = find_later_rows(run_dir, info, {name: one.header for name, one in rings.items()})
+        for name, rows in later.items():
+            rings[name].extend(rows)
+    return work
+
+
+def _decode(
+    tracked: Tracked,
+    work: _Work,
+    saved: dict[str, ComponentRecord],
+    files: Mapping[str, Any],
+    options: RestoreOptions,
+) -> None:
+    """Decode verified files and compare what they hold with the live objects."""
+    info = work.info
     sizes = {path: len(data) for path, data in files.items()}
     for component in tracked.in_order():
         record = saved.get(component.name)
@@ -184,13 +224,29 @@ def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: Restor
             _check_kind(name, "ring", saved[name])
             skips = options.replay == "skip"
             work.rings[name] = RingSkip(name, ring) if skips else read_ring(name, ring, info, files)
-    work.reports += _absent(tracked, info, saved)
-    if options.replay == "latest":
-        rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
-        later = find_later_rows(run_dir, info, {name: one.header for name, one in rings.items()})
-        for name, rows in later.items():
-            rings[name].extend(rows)
-    return work
+    if info.evaluations:
+        meta = os.path.join(info.path, META)
+        found = read_evaluations(bytes(files[META]), meta, expected=info.evaluations)
+        work.evaluations = tuple(one for one in found if one.step <= info.global_step)
+        dropped = len(found) - len(work.evaluations)
+        if dropped:
+            work.notes.append(
+                f"{dropped} evaluation records of steps after {info.global_step} were dropped"
+            )
+
+
+@contextmanager
+def _written_so(info: SnapshotInfo) -> Iterator[None]:
+    """Turn what a reader calls damage of verified bytes into what it is."""
+    try:
+        yield
+    except DamageError as error:
+        raise MalformedFileError(
+            f"{info.name}: {error}; its checksum holds, so it was written so: restore an older "
+            f"snapshot by moving {info.path} away, or with the pyengine that wrote it",
+            path=os.path.join(info.path, error.path),
+            offset=error.offset,
+        ) from error
 
 
 def _needed(
@@ -202,6 +258,8 @@ def _needed(
         if record.kind == "ring" and options.replay == "skip":
             continue
         paths.update((path, None) for path in record.files if not is_replay_segment(info, path))
+    if info.evaluations:
+        paths[META] = None
     return list(paths)
 
 
@@ -255,8 +313,11 @@ def _apply(components: list[Component], work: _Work, options: RestoreOptions) ->
         _apply_phases(components, work, before=Phase.RING)
         for ring in work.rings.values():
             work.reports.append(ring.exchange(options))
-        _apply_phases(components, work, after=Phase.RING)
+        _apply_phases(components, work, after=Phase.RING, before=Phase.RNG)
         bad = nonfinite_parameters(components)
+        if options.sanity is not None:
+            run_check(options.sanity, work.info, bad)
+        _apply_phases(components, work, after=Phase.STATE)
         for component in components:
             component.apply_late(work.decoded[component.name])
         for ring in work.rings.values():

@@ -61,6 +61,12 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_callable(name: str, value: Any) -> None:
+    """Refuse what cannot be called: the result of a check that was called too early, say."""
+    if not callable(value):
+        _refuse(name, value, "a function without arguments")
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Refuse what is none of the choices."""
     if not isinstance(value, str) or value not in choices:

@@ -13,6 +13,7 @@ from pyengine import config, errors
 from pyengine.engine.buffers import StagingSlot
 from pyengine.engine.cut import Cutter
 from pyengine.engine.describe import Identity, Metrics, check_metrics, draft_of, meta_of
+from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.session import Session
 from pyengine.engine.settings import check_mapping
@@ -32,6 +33,7 @@ class Taker:
         tracked: Tracked,
         trigger: Trigger,
         identity: Identity,
+        evaluations: Evaluations,
         *,
         waits: bool,
         raises: bool,
@@ -40,6 +42,7 @@ class Taker:
         self._tracked = tracked
         self._trigger = trigger
         self._identity = identity
+        self._evaluations = evaluations
         self._waits = waits
         self._raises = raises
         self._cutter = Cutter(session.control, session.buffers, tracked)
@@ -152,8 +155,9 @@ class Taker:
             for ring in self._tracked.rings.values():
                 ring.mutable_arrays()
             self._hand_over_rings()
-            draft = draft_of(session, sequence, step, metrics, self._identity)
-            self._cutter.take(slot, draft, meta_of(draft), published)
+            count, records = self._evaluations.for_snapshot()
+            draft = draft_of(session, sequence, step, metrics, self._identity, count)
+            self._cutter.take(slot, draft, meta_of(draft, records), published)
         finally:
             session.link.wake()
         pending.stall_seconds = time.perf_counter() - started

@@ -15,7 +15,7 @@ from pyengine.errors import DamageError
 from pyengine.format.buffer_header import LaneRecord
 from pyengine.format.manifest import ComponentRecord
 
-_VERSION = 1
+_VERSION = 2
 _WHAT = "snapshot descriptor"
 
 
@@ -75,6 +75,7 @@ class SnapshotDescriptor:
     algorithm: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluations: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     components: tuple[ComponentRecord, ...] = ()
     files: tuple[FilePlan, ...] = ()
@@ -94,6 +95,7 @@ class SnapshotDescriptor:
                 "algorithm": self.algorithm,
                 "versions": self.versions,
                 "metrics": self.metrics,
+                "evaluations": self.evaluations,
                 "notes": self.notes,
                 "components": [_pack_component(component) for component in self.components],
                 "files": [

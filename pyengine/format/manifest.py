@@ -8,7 +8,6 @@ pyengine/format/FORMAT.md.
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -19,6 +18,8 @@ import xxhash
 from pyengine.errors import ConfigError, DamageError
 from pyengine.format import names
 from pyengine.format.document import Fields, is_shallow, parse_document
+from pyengine.format.evaluations import EVALUATIONS_MAX
+from pyengine.format.metrics import metrics_to_json, read_metrics
 from pyengine.format.migrations import SCHEMA_VERSION, migrate
 
 MANIFEST_MAX_BYTES = 64 * 1024 * 1024
@@ -67,7 +68,7 @@ class Manifest:
     """All that a snapshot says about itself.
 
     `line` is 16 hexadecimal digits, `created_at` ISO 8601 in UTC, `parent` the name of the
-    snapshot before it in its history.
+    snapshot before it in its history, `evaluations` the number of records in meta.json.
     """
 
     run_id: str
@@ -82,6 +83,7 @@ class Manifest:
     components: tuple[ComponentRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluations: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -145,10 +147,7 @@ def check_sum(data: bytes, path: str) -> None:
 def _without_version(manifest: Manifest) -> dict[str, Any]:
     document = asdict(manifest)
     del document["schema_version"]
-    document["metrics"] = {
-        name: value if math.isfinite(value) else repr(float(value))
-        for name, value in manifest.metrics.items()
-    }
+    document["metrics"] = metrics_to_json(manifest.metrics)
     return document
 
 
@@ -176,7 +175,8 @@ def _from_document(document: dict[str, Any], path: str) -> Manifest:
         versions=_versions(fields),
         components=components,
         files=files,
-        metrics=_metrics(fields),
+        metrics=read_metrics(fields),
+        evaluations=fields.integer("evaluations", high=EVALUATIONS_MAX),
         notes=fields.mapping("notes"),
     )
 
@@ -224,20 +224,6 @@ def _versions(fields: Fields) -> dict[str, str]:
         if not isinstance(value, str):
             fields.refuse("versions", "strings", value)
     return versions
-
-
-def _metrics(fields: Fields) -> dict[str, float]:
-    metrics = {}
-    for name, value in fields.mapping("metrics").items():
-        if isinstance(value, bool) or not (
-            isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")
-        ):
-            fields.refuse(f"metrics.{name}", "a number", value)
-        try:
-            metrics[name] = float(value)
-        except OverflowError:
-            fields.refuse(f"metrics.{name}", "a number", value)
-    return metrics
 
 
 def utc_timestamp() -> str:

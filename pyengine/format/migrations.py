@@ -11,12 +11,18 @@ from typing import Any
 
 from pyengine.errors import FormatVersionError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the manifest that this pyengine writes."""
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
-STEPS: Mapping[int, Step] = {}
+
+def _from_version_1(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 counts the evaluation records of meta.json; before it there were none."""
+    return {**document, "evaluations": 0}
+
+
+STEPS: Mapping[int, Step] = {1: _from_version_1}
 
 
 def migrate(

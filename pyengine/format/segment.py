@@ -36,6 +36,7 @@ FIELD = struct.Struct("<64sII8QQQQQQII")
 FIELD_RECORD_BYTES = 192
 RUN = struct.Struct("<IIQQ")
 TRAILER_BYTES = 8
+_VERSION_FIELD = slice(8, 12)
 _ROW_COUNT_OFFSET = 40
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _MAX_RUNS = 1 << 20
@@ -275,6 +276,29 @@ def parse_header(buffer: Buffer, path: str) -> SegmentHeader:
     )
     _expect(path, HEADER_RECORD_BYTES, "field table", _field_table(header), _table(buffer, header))
     return header
+
+
+def check_version(buffer: bytearray | memoryview, path: str, checksum: int) -> None:
+    """Raise DamageError where a version that is not read here is a changed byte.
+
+    It is, where the file has its recorded `checksum` with our version in that place. `buffer` holds
+    the whole file, header and block table at least, and is writable; it is left as it was.
+    """
+    if len(buffer) < HEADER_RECORD_BYTES:
+        return
+    got = bytes(buffer[_VERSION_FIELD])
+    ours = struct.pack("<I", VERSION)
+    if got == ours:
+        return
+    buffer[_VERSION_FIELD] = ours
+    try:
+        is_ours = checksum_of(buffer, parse_header(buffer, path)) == checksum
+    except (DamageError, struct.error):
+        is_ours = False
+    finally:
+        buffer[_VERSION_FIELD] = got
+    if is_ours:
+        _expect(path, _VERSION_FIELD.start, "version", VERSION, int.from_bytes(got, "little"))
 
 
 def checksum_of(buffer: Buffer, header: SegmentLayout) -> int:

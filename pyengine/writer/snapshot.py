@@ -213,6 +213,7 @@ class SnapshotJob:
             components=tuple(_with_files(c, files) for c in descriptor.components),
             files=tuple(files.records.values()),
             metrics=descriptor.metrics,
+            evaluations=descriptor.evaluations,
             notes=descriptor.notes,
         )
 
