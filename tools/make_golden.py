@@ -1,8 +1,9 @@
 """Write the golden files of a format version: small files that every later pyengine must read.
 
-    python tools/make_golden.py tests/golden/v1
+    python tools/make_golden.py tests/golden/v2
 
-A version's files are written once and never again: an existing directory is refused. What they
+Files whose bytes lie in the directory of an older version beside it are left out. A version's files
+are written once and never again: an existing directory is refused. What they
 hold is told here and checked by tests/unit/format/test_golden_files.py and
 tests/unit/capture/test_golden_components.py.
 """
@@ -24,8 +25,10 @@ import torch
 from pyengine._native.hashing import seal_image
 from pyengine.capture.build import build_component
 from pyengine.capture.copiers.cpu import CpuCopier
+from pyengine.capture.files import Json
 from pyengine.capture.staging import StagingLayout, StagingSlot
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
+from pyengine.format.evaluations import EvaluationRecord, join_records
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 from pyengine.format.schema import Field, Schema
 from pyengine.format.segment import KIND_PART, KIND_SEGMENT, Run, header_image, plan_layout
@@ -39,6 +42,10 @@ SCHEMA = Schema(
         "priority": Field((), "float64", mutable=True, default=1.0),
     },
     episode_end=("terminated",),
+)
+EVALUATIONS = (
+    EvaluationRecord(1000, {"mean_return": 12.5, "worst": float("-inf")}, "2025-03-01T11:00:00Z"),
+    EvaluationRecord(2000, {"mean_return": float("nan")}, "2025-03-01T11:30:00Z"),
 )
 SEGMENT_RUNS = (Run(1, 8, 4),)
 PART_RUNS = (Run(0, 12, 1), Run(1, 12, 3), Run(3, 4, 2))
@@ -136,6 +143,7 @@ def manifest() -> bytes:
             FileRecord(ring_files[1], 24576, "00000000000000cc", "segment"),
         ),
         metrics={"return": 12.5, "loss": float("inf")},
+        evaluations=len(EVALUATIONS),
         notes={"seed": 3, "why": ["golden", None]},
     ).to_bytes()
 
@@ -173,7 +181,12 @@ def tracked_objects() -> dict[str, Any]:
 def components() -> dict[str, bytes]:
     """Return the component files of `tracked_objects()` by their paths."""
     captured = [build_component(name, value).capture() for name, value in tracked_objects().items()]
-    meta = {"global_step": 2345, "created_at": "2025-03-01T12:00:00+00:00", "notes": {"seed": 3}}
+    meta = {
+        "global_step": 2345,
+        "created_at": "2025-03-01T12:00:00+00:00",
+        "notes": {"seed": 3},
+        "evaluations": Json(join_records([record.to_json() for record in EVALUATIONS])),
+    }
     plan = StagingLayout().plan(captured, meta)
     memory = mmap.mmap(-1, plan.required_bytes)
     with StagingSlot(memory, CpuCopier()) as slot:
@@ -217,9 +230,13 @@ def main() -> int:
     except FileExistsError:
         print(f"{directory} exists: golden files of a version never change", file=sys.stderr)
         return 2
+    older = [path for path in directory.parent.iterdir() if path != directory]
     for name, make in FILES.items():
+        data = make()
+        if any((path / name).exists() and (path / name).read_bytes() == data for path in older):
+            continue
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(make())
+        (directory / name).write_bytes(data)
     return 0
 
 

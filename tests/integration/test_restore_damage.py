@@ -34,7 +34,7 @@ def test_damage_is_an_error_that_names_the_file_and_changes_nothing(
     with tracking(run_dir) as (engine, training):
         before = training.digest()
         with pytest.raises(errors.DamageError) as caught:
-            engine.restore()
+            engine.restore(fall_back=False)
         assert caught.value.path == str(file)
         assert training.digest() == before
         with pytest.raises(errors.UnrestoredRunError):
@@ -48,7 +48,7 @@ def test_a_truncated_file_is_told_from_a_changed_one(saved: tuple[Path, dict[str
     with pyengine.SnapshotEngine(run_dir) as engine:
         Training().track(engine)
         with pytest.raises(errors.TruncatedFileError, match=r"policy\.safetensors"):
-            engine.restore()
+            engine.restore(fall_back=False)
 
 
 def damage_a_segment(run_dir: Path, offset: int = 4096 + 40) -> Path:
@@ -72,7 +72,7 @@ def test_damage_in_a_segment_that_is_found_at_once_changes_nothing(
         training.insert(0)
         before = training.digest()
         with pytest.raises(errors.DamageError) as caught:
-            engine.restore(eager=offset > 4096)
+            engine.restore(eager=offset > 4096, fall_back=False)
         assert caught.value.path == str(file)
         assert training.digest() == before
         with pytest.raises(errors.UnrestoredRunError):
@@ -91,7 +91,7 @@ def test_a_damaged_segment_never_reaches_the_user(
         training.track(engine)
 
         def read_everything() -> None:
-            engine.restore(eager=eager)
+            engine.restore(eager=eager, fall_back=False)
             assert not eager, "eager means that damage is found at once"
             ring.gather(ring.refs())
 
@@ -109,4 +109,4 @@ def test_on_a_network_file_system_a_restore_reads_everything_at_once(
     run_dir, _ = saved
     damage_a_segment(run_dir)
     with tracking(run_dir) as (engine, _training), pytest.raises(errors.DamageError):
-        engine.restore()
+        engine.restore(fall_back=False)

@@ -113,7 +113,17 @@ def test_segment_of_another_version(snapshot):
     with open(os.path.join(snapshot, SEGMENT), "r+b") as file:
         file.seek(8)
         file.write(struct.pack("<I", 2))
+        file.seek(130)  # its header differs in more than the version
+        file.write(b"\xff")
     assert _only(snapshot)[:2] == (SEGMENT, "version")
+
+
+def test_changed_version_of_a_segment_is_corruption(snapshot):
+    """The checksum holds with our version in that place, so ours is what was written."""
+    with open(os.path.join(snapshot, SEGMENT), "r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<I", 2))
+    assert _only(snapshot)[:3] == (SEGMENT, "corruption", 8)
 
 
 def test_link_in_place_of_a_file(snapshot, tmp_path):

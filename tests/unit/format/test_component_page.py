@@ -67,7 +67,7 @@ def test_page_lists_the_keys_of_an_envelope():
 
 def test_page_lists_the_keys_of_meta_json():
     draft = SnapshotDescriptor(1, 1, 1, "", "0" * 16)
-    document = json.loads(files.meta_bytes(meta_of(draft), {}))
+    document = json.loads(files.meta_bytes(meta_of(draft, "[]"), {}))
     assert _keys(chapter("meta.json")) == list(document)
 
 

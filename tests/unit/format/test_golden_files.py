@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import runpy
 import struct
@@ -13,7 +14,9 @@ import pytest
 
 from pyengine._native.hashing import verify_image
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
+from pyengine.format.evaluations import EvaluationRecord, read_evaluations
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
+from pyengine.format.migrations import SCHEMA_VERSION
 from pyengine.format.schema import Schema
 from pyengine.format.segment import (
     KIND_PART,
@@ -25,6 +28,7 @@ from pyengine.format.segment import (
 
 REPOSITORY = Path(__file__).parents[3]
 V1 = REPOSITORY / "tests" / "golden" / "v1"
+V2 = V1.with_name("v2")
 TOOL = REPOSITORY / "tools" / "make_golden.py"
 LINE = 0x0123456789ABCDEF
 
@@ -116,6 +120,28 @@ def test_manifest_of_version_1_reads_to_its_values():
     assert manifest.files[2].covers == "segment"
     assert manifest.metrics == {"return": 12.5, "loss": math.inf}
     assert manifest.notes == {"seed": 3, "why": ["golden", None]}
+
+
+def test_manifest_of_version_1_is_migrated():
+    data = (V1 / "manifest.json").read_bytes()
+    assert b'"schema_version": 1,' in data
+    assert b"evaluations" not in data
+    manifest = Manifest.from_bytes(data, path="x")
+    assert (manifest.schema_version, manifest.evaluations) == (SCHEMA_VERSION, 0)
+
+
+def test_manifest_and_evaluations_of_version_2_read_to_their_values():
+    manifest = Manifest.from_bytes((V2 / "manifest.json").read_bytes(), path="x")
+    assert (manifest.schema_version, manifest.evaluations) == (2, 2)
+    older = Manifest.from_bytes((V1 / "manifest.json").read_bytes(), path="x")
+    assert dataclasses.replace(manifest, evaluations=0) == older
+    meta = (V2 / "components" / "meta.json").read_bytes()
+    first, second = read_evaluations(meta, "x", expected=2)
+    assert first == EvaluationRecord(
+        1000, {"mean_return": 12.5, "worst": -math.inf}, "2025-03-01T11:00:00Z"
+    )
+    assert (second.step, second.recorded_at) == (2000, "2025-03-01T11:30:00Z")
+    assert math.isnan(second.metrics["mean_return"])
 
 
 @pytest.mark.parametrize("name", ["segment.seg", "part.seg"])

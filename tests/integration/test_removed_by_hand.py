@@ -1,0 +1,191 @@
+"""What people remove from a run directory by hand: survived, or an error that says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damaged_runs import STEPS, digests, entries, newest, original, three
+from processes import committed
+from program import tracking
+
+import pyengine
+from pyengine import errors
+
+__all__ = ["digests", "original", "three"]
+
+
+def go_on(run_dir: Path) -> tuple[pyengine.RestoreReport, dict[str, str], int]:
+    """Restore, take one more snapshot and return the report, the digest and the generation."""
+    with tracking(run_dir) as (engine, training):
+        report = engine.restore()
+        digest = training.digest()
+        training.step(report.next_step)
+        engine.snapshot(report.next_step).wait(60)
+        generation = engine.generation
+    with tracking(run_dir) as (engine, _training):
+        assert engine.restore().global_step == report.next_step
+    return report, digest, generation
+
+
+def test_the_newest_snapshots_files_are_gone(three: Path, digests: dict[int, Any]) -> None:
+    bad = newest(three)
+    for path in bad.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "manifest.json":
+            path.unlink()
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[1]
+    assert digest == digests[STEPS[1]]
+    record = json.loads((three / "quarantine" / f"{bad.name}.json").read_text())
+    assert record["kind"] == "missing"
+
+
+def test_the_newest_snapshot_is_gone(
+    three: Path, digests: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = newest(three)
+    shutil.rmtree(bad)
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[1]
+    assert digest == digests[STEPS[1]]
+    assert any(bad.name in note and "gone" in note for note in report.notes)
+    assert bad.name in caplog.text
+
+
+def test_the_newest_manifest_is_gone(three: Path, digests: dict[int, Any]) -> None:
+    """`latest` proves that it was committed: what is left of it is kept, not swept away."""
+    bad = newest(three)
+    (bad / "manifest.json").unlink()
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[1]
+    assert digest == digests[STEPS[1]]
+    assert (three / "quarantine" / bad.name / "model" / "policy.safetensors").exists()
+    record = json.loads((three / "quarantine" / f"{bad.name}.json").read_text())
+    assert (record["file"], record["kind"]) == ("manifest.json", "missing")
+
+
+def test_the_manifest_of_the_only_snapshot_is_gone(three: Path) -> None:
+    *old, bad = (three / "snapshots" / name for name in committed(three))
+    for path in old:
+        shutil.rmtree(path)
+    (bad / "manifest.json").unlink()
+    with tracking(three) as (engine, _training):
+        with pytest.raises(errors.NothingRestorableError, match="quarantine"):
+            engine.restore()
+        with pytest.raises(errors.UnrestoredRunError):
+            engine.tick(0)
+        with pytest.raises(errors.UnrestoredRunError):
+            engine.record_evaluation(0, mean_return=1.0)
+
+
+def test_all_snapshots_are_gone(three: Path) -> None:
+    shutil.rmtree(three / "snapshots")
+    with (
+        tracking(three) as (engine, _training),
+        pytest.raises(errors.NothingRestorableError, match="latest"),
+    ):
+        engine.restore()
+    with tracking(three, fresh=True) as (engine, _training):
+        assert not engine.restore()
+
+
+def test_an_unfinished_directory_is_swept_and_no_reason_to_stop(tmp_path: Path) -> None:
+    """What a writer did not finish was never committed: nothing names it, and a run begins."""
+    run_dir = tmp_path / "run"
+    with tracking(run_dir) as (engine, _training):
+        engine.restore()
+    unfinished = run_dir / "snapshots" / "step-00000001.g0001.s0001"
+    (unfinished / "model").mkdir(parents=True)
+    with tracking(run_dir) as (engine, _training):
+        assert not engine.restore()
+    assert not unfinished.exists()
+    assert entries(run_dir, "quarantine") == []
+
+
+@pytest.mark.parametrize("how", ["removed", "dangling", "elsewhere", "a file"])
+def test_the_link_latest_is_never_trusted(three: Path, digests: dict[int, Any], how: str) -> None:
+    latest = three / "latest"
+    latest.unlink()
+    if how == "a file":
+        latest.write_text("x")
+    elif how != "removed":
+        latest.symlink_to("nowhere" if how == "dangling" else f"snapshots/{committed(three)[0]}")
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[2]
+    assert digest == digests[STEPS[2]]
+    assert os.readlink(latest) == f"snapshots/{committed(three)[-1]}", "the next commit sets it"
+
+
+def test_generations_are_gone(three: Path, digests: dict[int, Any]) -> None:
+    """The next one is 1 + the highest that anything still tells of."""
+    with tracking(three) as (engine, _training):
+        engine.restore()  # generation 2: only its line, marker and log tell of it
+        assert engine.generation == 2
+    shutil.rmtree(three / "generations")
+    shutil.rmtree(three / "recovery")
+    report, digest, generation = go_on(three)
+    assert digest == digests[STEPS[2]]
+    assert report.global_step == STEPS[2]
+    assert generation == 3
+
+
+def test_generations_are_removed_from_a_living_run(three: Path) -> None:
+    with tracking(three) as (engine, training):
+        step = engine.restore().next_step
+        engine.snapshot(step).wait(60)  # its writer is at work
+        shutil.rmtree(three / "generations")
+        training.step(step + 1)
+        with pytest.raises(errors.StaleGenerationError, match="start the script again"):
+            engine.snapshot(step + 1).wait(60)
+    report, _, _ = go_on(three)
+    assert report.global_step == step
+
+
+def test_lines_are_gone(three: Path, digests: dict[int, Any]) -> None:
+    shutil.rmtree(three / "lines")
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[2]
+    assert digest == digests[STEPS[2]]
+
+
+def test_run_json_is_gone_and_made_again_with_the_id_of_the_snapshots(
+    three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = json.loads((three / "run.json").read_text())["run_id"]
+    (three / "run.json").unlink()
+    report, _, _ = go_on(three)
+    assert report.global_step == STEPS[2]
+    assert json.loads((three / "run.json").read_text())["run_id"] == run_id
+    assert "run.json: made again" in caplog.text
+    assert {info.run_id for info in pyengine.open_run(three).snapshots} == {run_id}
+
+
+def test_run_json_is_damaged(three: Path) -> None:
+    (three / "run.json").write_bytes(b"{")
+    with pytest.raises(errors.RunDirectoryError, match=r"remove run\.json"):
+        pyengine.SnapshotEngine(three)
+    (three / "run.json").unlink()
+    assert go_on(three)[0].global_step == STEPS[2]
+
+
+def test_segments_are_gone(three: Path, digests: dict[int, Any]) -> None:
+    shutil.rmtree(three / "segments")
+    report, digest, _ = go_on(three)
+    assert report.global_step == STEPS[2]
+    assert digest == digests[STEPS[2]]
+
+
+@pytest.mark.parametrize("name", ["quarantine", "recovery", "lock"])
+def test_other_parts_are_gone(three: Path, name: str) -> None:
+    path = three / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    assert go_on(three)[0].global_step == STEPS[2]
