@@ -8,7 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pyengine.catalog import scan
+from pyengine.catalog import quarantine, scan
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.markers import restored_snapshots
 from pyengine.catalog.run import Run, open_run
@@ -42,6 +42,7 @@ def _report(run: Run) -> dict[str, Any]:
         "latest": run.latest.name if run.latest else None,
         "snapshots": [_snapshot_report(info) for info in run.snapshots],
         "restored": sorted(restored_snapshots(run.path)),
+        "quarantine": quarantine.snapshot_names(run.path),
         "problems": [problem.to_dict() for problem in run.problems],
     }
 
@@ -62,6 +63,10 @@ def _print_tables(run: Run) -> None:
         _print_snapshots(console, run)
     else:
         console.print("no snapshots")
+    moved = quarantine.snapshot_names(run.path)
+    if moved:
+        shown = ", ".join(moved)
+        console.print(f"damaged, in quarantine: {shown}", style="red", markup=False, soft_wrap=True)
     for problem in run.problems:
         console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,16 +32,15 @@ from pyengine.catalog.later_rows import find_later_rows
 from pyengine.catalog.lines import Line, open_line
 from pyengine.catalog.snapshot_files import read_files
 from pyengine.config import COMMIT_LOCK_SECONDS
+from pyengine.engine.comparison import absent, check_kind, compare_names
 from pyengine.engine.critical import run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
 from pyengine.engine.sanity import run_check
 from pyengine.engine.tracked import Tracked
 from pyengine.errors import (
-    ComponentMismatchError,
     DamageError,
     MalformedFileError,
-    StateMismatchError,
 )
 from pyengine.events import logger
 from pyengine.format.evaluations import EvaluationRecord, read_evaluations
@@ -171,27 +170,16 @@ def _begin_line(
         ring.set_line(line)
 
 
-def _check_kind(name: str, kind: str, record: ComponentRecord) -> None:
-    if record.kind != kind:
-        raise StateMismatchError(
-            f"{name!r} is a {kind} in this script and a {record.kind} in the snapshot: track it "
-            "under another name, or restore with the object that it was saved from",
-            component=name,
-            expected=kind,
-            got=record.kind,
-        )
-
-
 def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
     saved = {record.name: record for record in info.components if record.status == "saved"}
-    _compare_names(tracked, info, saved, options.allow)
+    compare_names(tracked, info, saved, options.allow)
     work = _Work(info)
     wanted = [record for name, record in saved.items() if name in tracked.names]
     files = read_files(info, _needed(info, wanted, options))
     # From here on checksums hold: what makes no sense now, no disk has made so.
     with _written_so(info):
         _decode(tracked, work, saved, files, options)
-    work.reports += _absent(tracked, info, saved)
+    work.reports += absent(tracked, info, saved)
     if options.replay == "latest":
         rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
         later = find_later_rows(run_dir, info, {name: one.header for name, one in rings.items()})
@@ -213,7 +201,7 @@ def _decode(
     for component in tracked.in_order():
         record = saved.get(component.name)
         if record is not None:
-            _check_kind(component.name, component.kind, record)
+            check_kind(component.name, component.kind, record)
             decoded = component.decode({path: files[path] for path in record.files})
             work.notes += component.check(decoded)
             work.decoded[component.name] = decoded
@@ -221,7 +209,7 @@ def _decode(
             work.reports.append(ComponentReport(record.name, record.kind, "restored", size))
     for name, ring in tracked.rings.items():
         if name in saved:
-            _check_kind(name, "ring", saved[name])
+            check_kind(name, "ring", saved[name])
             skips = options.replay == "skip"
             work.rings[name] = RingSkip(name, ring) if skips else read_ring(name, ring, info, files)
     if info.evaluations:
@@ -261,51 +249,6 @@ def _needed(
     if info.evaluations:
         paths[META] = None
     return list(paths)
-
-
-def _compare_names(
-    tracked: Tracked,
-    info: SnapshotInfo,
-    saved: Collection[str],
-    allow: tuple[str, ...],
-) -> None:
-    """Raise ComponentMismatchError where a name is on one side only and was not let through."""
-    passed = {*allow, *tracked.excluded}
-    not_tracked = tuple(sorted(set(saved) - tracked.names - passed))
-    not_saved = tuple(sorted(tracked.names - set(saved) - passed))
-    if not not_tracked and not not_saved:
-        return
-    parts = []
-    if not_tracked:
-        parts.append(f"saved but not tracked: {', '.join(not_tracked)}")
-    if not_saved:
-        parts.append(f"tracked but not saved: {', '.join(not_saved)}")
-    raise ComponentMismatchError(
-        f"{info.name}: {'; '.join(parts)}. Track the same names, or go on without them by "
-        f"restore(allow={[*not_tracked, *not_saved]})",
-        not_tracked=not_tracked,
-        not_saved=not_saved,
-    )
-
-
-def _absent(
-    tracked: Tracked,
-    info: SnapshotInfo,
-    saved: dict[str, ComponentRecord],
-) -> Iterator[ComponentReport]:
-    """Yield a line for everything that is not put back."""
-    for name, record in saved.items():
-        if name in tracked.excluded:
-            note = f"here: {tracked.excluded[name]}"
-            yield ComponentReport(name, record.kind, "excluded", note=note)
-        elif name not in tracked.names:
-            yield ComponentReport(name, record.kind, "not tracked", note="left in the snapshot")
-    reasons = {record.name: record.reason for record in info.components}
-    for name in sorted(tracked.names - set(saved)):
-        kind = tracked.components[name].kind if name in tracked.components else "ring"
-        reason = reasons.get(name)
-        note = f"excluded then: {reason}" if reason else "left as it is"
-        yield ComponentReport(name, kind, "not saved", note=note)
 
 
 def _apply(components: list[Component], work: _Work, options: RestoreOptions) -> None:

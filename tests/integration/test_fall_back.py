@@ -18,6 +18,7 @@ from program import tracking
 import pyengine
 from pyengine import errors
 from pyengine.catalog import quarantine
+from pyengine.cli.main import main
 from pyengine.fs import door
 
 __all__ = ["digests", "original", "three"]
@@ -306,7 +307,9 @@ def test_rows_that_lie_elsewhere_than_the_header_says_are_no_damage(three: Path)
     assert entries(three, "quarantine") == []
 
 
-def test_a_snapshot_in_quarantine_does_not_count_and_is_not_deleted(three: Path) -> None:
+def test_a_snapshot_in_quarantine_does_not_count_and_is_not_deleted(
+    three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = newest(three)
     flip(bad / "meta.json", 5)
     with tracking(three) as (engine, training):
@@ -317,3 +320,7 @@ def test_a_snapshot_in_quarantine_does_not_count_and_is_not_deleted(three: Path)
     assert [info.name for info in pyengine.open_run(three).snapshots if info.name == bad.name] == []
     assert quarantine.snapshot_names(str(three)) == [bad.name]
     assert (three / "quarantine" / bad.name / "manifest.json").exists()
+    assert main(["inspect", str(three), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quarantine"] == [bad.name]
+    assert main(["inspect", str(three)]) == 0
+    assert f"in quarantine: {bad.name}" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ gymnasium = pytest.importorskip("gymnasium")
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LOOP, READING, SB3, SB3_PHASES = BLOCKS
+LOOP, CHECKS, READING, SB3, SB3_PHASES = BLOCKS
 COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
 
 
@@ -71,6 +72,15 @@ def test_code_and_commands_run_as_shown(
     assert saved >= 20
     left_out = 8 * (saved + 1) - second["report"].rows
     assert 0 < left_out <= first["counters"]["episodes"], "a row for each reset, no other"
+    with pyengine.SnapshotEngine("runs/hopper") as engine:
+        engine.track(policy=(net := torch.nn.Linear(4, 2)), counters=(counters := {"episodes": 0}))
+        others = {"target", "optimizer", "replay"}
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "restore", functools.partial(engine.restore, allow=others))
+            some = torch.zeros(3, 4)
+            exec(CHECKS, {"engine": engine, "net": net, "some_observations": some})
+        assert counters["episodes"] > 0
+        assert len(engine.evaluations) == 1
     exec(READING, {"pyengine": pyengine})
     commands = [(name, rest.strip()) for tool, name, rest in COMMANDS if tool == "pyengine"]
     assert len(commands) == 2

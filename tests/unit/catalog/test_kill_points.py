@@ -69,5 +69,6 @@ def test_kill_before_every_call_leaves_old_or_new(tmp_path, op):
             assert verify_snapshot(info.path) == []
         with claim_run(run_dir, wait_seconds=0):
             assert _leftovers(run_dir) == []
+            assert os.listdir(os.path.join(run_dir, "quarantine")) == [], "no kill is damage"
             assert scan.newest_restorable(run_dir).name == newest.name
     assert nth > 1

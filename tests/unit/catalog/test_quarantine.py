@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -13,7 +14,7 @@ from pyengine.catalog.generation import highest_generation
 from pyengine.catalog.info import Problem
 from pyengine.errors import DamageError, FormatVersionError, StaleGenerationError
 from pyengine.format import names
-from pyengine.fs import door
+from pyengine.fs import door, faults
 from pyengine.fs.faults import Recorder
 
 MODEL = "model/policy.safetensors"
@@ -178,3 +179,32 @@ def test_names_read_back_and_count_as_generations(run, make):
     assert highest_generation(run.run_dir) == 7
     with commit_lock.commit_lock(run.run_dir, 1):
         pass
+
+
+@pytest.mark.parametrize("op", ["rename", "fsync", "pwrite", "open"])
+def test_a_kill_at_any_call_leaves_the_snapshot_in_one_place_and_a_record_beside_it(run, make, op):
+    """The next start moves what was not moved; what was moved stays; nothing is without a record.
+
+    A record without its directory may stay: it was written first.
+    """
+    moved, nth, status = 0, 0, -1
+    while status != 0:
+        nth += 1
+        info = make.publish(run.run_dir, sequence=nth, keep_last=99)
+        child = os.fork()
+        if child == 0:
+            rules = [{"op": op, "nth": nth, "action": "kill"}]
+            door.active = faults.FaultDoor(faults.parse_plan(json.dumps(rules)))
+            quarantine.move(run.run_dir, run.generation, _damage(info))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+        target = os.path.join(run.run_dir, "quarantine", info.name)
+        assert os.path.exists(info.path) != os.path.exists(target)
+        moved += os.path.exists(target)
+        assert os.path.exists(f"{target}.json") or os.path.exists(info.path)
+        for place in (info.path, target):
+            if os.path.exists(place):
+                assert sorted(os.listdir(place)) == ["buffer", "manifest.json", "model"]
+    assert nth > 1
+    assert moved >= 1
