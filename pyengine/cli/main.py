@@ -1,6 +1,7 @@
-"""The command line: `pyengine inspect`, `verify`, `branch` and `gc`.
+"""The command line: `pyengine inspect`, `verify`, `branch`, `gc` and `run`.
 
-Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done. Results go to
+Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` has
+its own. Results go to
 stdout, as tables or with `--json` as one JSON object; progress and errors go to stderr.
 """
 
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from pyengine import __version__
-from pyengine.cli import branch, gc, inspect, verify
+from pyengine.cli import branch, gc, inspect, run, verify
 from pyengine.errors import DamageError, FormatVersionError, PyengineError
 
 EXIT_OK = 0
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_command(commands)
     branch.add_command(commands)
     gc.add_command(commands)
+    run.add_command(commands)
     return parser
 
 
