@@ -107,12 +107,18 @@ class Lifeline:
 
     def report(self, error: BaseException) -> None:
         """Say by which exception this process is about to end; the last word counts."""
-        text = json.dumps(describe_error(error)).encode()
-        self._write_text(_REPORT_OFFSET, _REPORT_BYTES, text[: PAGE_BYTES - _REPORT_OFFSET])
+        record = describe_error(error)
+        for message_max, causes_max in ((_TEXT_MAX, 4), (_TEXT_MAX // 4, 1), (0, 0)):
+            record["message"] = record["message"][:message_max]
+            record["causes"] = record["causes"][:causes_max]
+            text = json.dumps(record).encode()
+            if len(text) <= PAGE_BYTES - _REPORT_OFFSET:
+                break
+        self._write_text(_REPORT_OFFSET, _REPORT_BYTES, text)
 
     def _write_text(self, offset: int, word: int, text: bytes) -> None:
         if self._page is not None and self._words is not None:
-            self._words[word] = 0
+            self._words[word] = 0  # torn text must not count
             self._page[offset : offset + len(text)] = text
             self._words[word] = len(text)
 
@@ -136,13 +142,17 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    bases = [kind.__name__[:100] for kind in type(error).__mro__[1:-1]]
+    bases = [_named(kind) for kind in type(error).__mro__[1:-1]]
     number = getattr(error, "errno", None)
     return {
-        "type": type(error).__name__[:100],
+        "type": _named(type(error)),
         "bases": bases[:8],
         "errno": number if isinstance(number, int) else None,
     }
+
+
+def _named(kind: type) -> str:
+    return kind.__name__.encode("ascii", "replace")[:64].decode()
 
 
 def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:

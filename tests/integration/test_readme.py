@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ def test_code_and_commands_run_as_shown(
     left_out = 8 * (saved + 1) - second["report"].rows
     assert 0 < left_out <= first["counters"]["episodes"], "a row for each reset, no other"
     exec(READING, {"pyengine": pyengine})
-    commands = [(name, rest.strip()) for tool, name, rest in COMMANDS if tool == "pyengine"]
-    assert len(commands) == 2
+    commands = [
+        [name, *shlex.split(rest, comments=True)]
+        for tool, name, rest in COMMANDS
+        if tool == "pyengine"
+    ]
+    assert len(commands) == 4
     for command in commands:
         assert main(command) == 0
         assert capsys.readouterr().out
