@@ -54,11 +54,13 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What was found, and removed where that was asked for; `notes` says what was not judged."""
+    """What was found, and removed where that was asked for; `notes` says what was not judged, and
+    `stayed` names trash that could not be deleted."""
 
     items: tuple[Garbage, ...]
     notes: tuple[str, ...]
     is_removed: bool
+    stayed: tuple[str, ...] = ()
 
     @property
     def freed_bytes(self) -> int:
@@ -88,7 +90,8 @@ def collect_garbage(
         items = _weigh(found)
         trash = _move_away(held, items) if delete else []
     _delete(trash, progress)
-    return Collection(tuple(items), tuple(notes), delete)
+    stayed = tuple(path for path, _ in trash if os.path.lexists(path))
+    return Collection(tuple(items), tuple(notes), delete, stayed)
 
 
 def _left_behind(run_dir: str) -> Iterator[tuple[str, Kind]]:
@@ -132,7 +135,7 @@ def _usable_lines(run_dir: str, notes: list[str]) -> set[str] | None:
     usable |= {text for text, line in lines.items() if line.parent in names_of_snapshots}
     recorded = map(names.parse_line_file_name, _listed(os.path.join(run_dir, names.LINES)))
     usable |= {names.line_text(line) for line in recorded if line is not None} - set(lines)
-    newest = max(lines.values(), key=lambda line: (line.generation, line.opened_at), default=None)
+    newest = max(lines.values(), key=lambda line: line.order, default=None)
     if newest is not None:
         usable.add(newest.text)
     return usable

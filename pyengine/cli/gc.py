@@ -34,7 +34,7 @@ def run_gc(options: argparse.Namespace) -> int:
         print(json.dumps(_report(options.path, found), indent=1))
     else:
         _print_table(options.path, found)
-    return 0
+    return 2 if found.stayed else 0
 
 
 def _report(path: str, found: Collection) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def _report(path: str, found: Collection) -> dict[str, Any]:
         "freed_bytes": found.freed_bytes,
         "items": [item.to_dict() for item in found.items],
         "notes": list(found.notes),
+        "stayed": list(found.stayed),
     }
 
 
@@ -61,5 +62,5 @@ def _print_table(path: str, found: Collection) -> None:
     if found.items:
         verb = "removed; freed" if found.is_removed else "would free (--delete removes them)"
         console.print(f"{len(found.items)} names: {verb} {format_bytes(found.freed_bytes)}")
-    for note in found.notes:
+    for note in (*found.notes, *(f"{path} could not be deleted" for path in found.stayed)):
         console.print(note, style="yellow", markup=False, soft_wrap=True)

@@ -157,13 +157,18 @@ def test_a_forked_child_ends_by_the_signal_at_once(tmp_path: Path) -> None:
     with tracking(tmp_path / "run") as (engine, _):
         engine.restore()
         with engine.stopping_on_signals():
+            reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                for _ in range(600):  # not pause(): the signal may come just before it
+                os.write(writer, b".")  # a signal before the fork is over would be lost
+                for _ in range(600):
                     threading.Event().wait(0.1)
                 os._exit(0)
+            os.read(reader, 1)
             os.kill(pid, signal.SIGTERM)
             assert os.waitpid(pid, 0)[1] == signal.SIGTERM
+            os.close(reader)
+            os.close(writer)
             assert not engine.stop_requested
 
 

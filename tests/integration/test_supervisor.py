@@ -65,7 +65,7 @@ def await_line(child: subprocess.Popen[str], wanted: str) -> None:
 
 
 def rest_of(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return what comes after the lines that were read: communicate() would lose what is buffered."""
+    """Return the output after the lines that were read; communicate() would lose some of it."""
     assert child.stdout is not None
     assert child.stderr is not None
     out, err = child.stdout.read(), child.stderr.read()
@@ -196,7 +196,7 @@ def test_one_signal_ends_in_one_committed_snapshot(
     child.send_signal(number)
     out, err = rest_of(child)
     assert child.returncode == 128 + number, err
-    last = int(out.splitlines()[-1].split()[1])
+    last = int(["step 3", *out.splitlines()][-1].split()[1])
     (name,) = committed(run)
     assert f"step-{last + 1:08d}" in name, "that of the tick that ended it"
     (end,) = events(run, "ended")
@@ -279,6 +279,43 @@ def test_orphans_are_reaped_and_output_they_hold_open_does_not_keep_us(
     for pid in marked_processes(token):
         os.kill(pid, signal.SIGKILL)
     assert "finished" in child.communicate(timeout=10)[1]
+
+
+def test_a_run_that_cannot_be_reached_any_more_is_lost_storage(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    script = f"rm -rf {run}; exit 1"
+    log = tmp_path / "log"
+    child = supervise("--max-restarts", 0, "--run", run, "--log", log, "--", "sh", "-c", script)
+    child.communicate(timeout=60)
+    with open(log) as file:
+        (death,) = [event for event in map(json.loads, file) if event["event"] == "died"]
+    assert death["fault"] == "storage"
+    assert str(run) in death["unreachable"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a namespace of process ids")
+def test_as_pid_1_it_reaps_orphans_and_lets_the_writer_drain(token: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = f"(sh -c 'exit 0' &); exec {sys.executable} {TRAINER} {run} kill_self"
+    inside = ["-m", "pyengine", "run", *QUICK, "--max-restarts", "1", "--", "sh", "-c", script]
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, *inside],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if "unshare" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert {event["supervisor"] for event in events(run)} == {1}
+    assert [death["step"] for death in events(run, "died")] == [2, 5]
+    assert len(committed(run)) == 2
+    assert marked_processes(token) == []
 
 
 def test_what_cannot_be_started_is_named(supervise: Supervise) -> None:

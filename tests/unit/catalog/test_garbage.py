@@ -211,3 +211,11 @@ def test_a_collector_that_is_killed_before_deleting_leaves_trash_for_the_next(de
     assert set(_kinds(collect_garbage(root, delete=True))) == {"trash"}
     assert verify_snapshot(info.path) == []
     assert open_run(root).latest.name == info.name
+
+
+def test_what_cannot_be_deleted_is_named(dead, monkeypatch):
+    root, *_ = dead
+    monkeypatch.setattr("pyengine.catalog.garbage.empty_trash", lambda paths: None)
+    stayed = collect_garbage(root, delete=True).stayed
+    assert stayed
+    assert all(map(names.is_trash, map(os.path.basename, stayed)))
