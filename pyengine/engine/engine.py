@@ -127,7 +127,7 @@ class SnapshotEngine:
             self._exit_hook = close_at_exit(self)
             register_for_child(self)
             if self._lifeline is not None:
-                self._lifeline.add_run(session.run_dir)
+                self._lifeline.add_run(session.run_dir, session.claim.generation)
                 self._stop.install_where_default()
             self._session = session
         except BaseException:

@@ -4,7 +4,7 @@ A memfd of the supervisor, a page for its header and one for each trainer:
 
     page 0       magic, token
     page 1 + i   u64: pid, start ticks, ticks, step, bytes of runs, bytes of report
-                 at 64: the run directories, a JSON list; at 1088: the report, a JSON object
+                 at 64: generations by run directory, at 1088: the report, JSON objects both
 
 Who holds the lock on byte i of the file has slot i; the kernel frees it at death, and what the
 slot says stays for the supervisor to read. Each process has one slot, whatever number of engines it
@@ -45,13 +45,14 @@ _TEXT_MAX = 800
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What a slot says: the process, how often it ticked, its runs, and how it says it ended."""
+    """What a slot says: the process, how often it ticked, which generations it has claimed (by run
+    directory), and how it says it ended."""
 
     pid: int
     start_ticks: int
     ticks: int
     step: int
-    runs: tuple[str, ...]
+    runs: dict[str, int]
     report: dict[str, Any] | None
 
 
@@ -65,7 +66,7 @@ class Lifeline:
         self._lock = lock
         self._page: memoryview | None = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
         self._words: memoryview | None = self._page[: _WORDS.size].cast("Q")
-        self._runs: list[str] = []
+        self._runs: dict[str, int] = {}
         self._write_text(_REPORT_OFFSET, _REPORT_BYTES, b"")
         self._write_text(_RUNS_OFFSET, _RUNS_BYTES, b"")
         status = process.read_status(os.getpid())
@@ -97,13 +98,12 @@ class Lifeline:
             words[_TICKS] += 1
             words[_STEP] = step
 
-    def add_run(self, run_dir: str) -> None:
-        """Say which run this process works on, besides those said before."""
-        if run_dir not in self._runs:
-            self._runs.append(run_dir)
-            text = json.dumps(self._runs).encode()
-            if len(text) <= _REPORT_OFFSET - _RUNS_OFFSET:
-                self._write_text(_RUNS_OFFSET, _RUNS_BYTES, text)
+    def add_run(self, run_dir: str, generation: int) -> None:
+        """Say which run this process has claimed as which generation, besides those before."""
+        self._runs[run_dir] = generation
+        text = json.dumps(self._runs).encode()
+        if len(text) <= _REPORT_OFFSET - _RUNS_OFFSET:
+            self._write_text(_RUNS_OFFSET, _RUNS_BYTES, text)
 
     def report(self, error: BaseException) -> None:
         """Say by which exception this process is about to end; the last word counts."""
@@ -170,11 +170,17 @@ def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:
                     start_ticks=words[_START],
                     ticks=words[_TICKS],
                     step=words[_STEP],
-                    runs=tuple(map(str, runs)) if isinstance(runs, list) else (),
+                    runs=_generations(runs),
                     report=report if isinstance(report, dict) else None,
                 )
             )
     return found
+
+
+def _generations(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        return {}
+    return {run: number for run, number in value.items() if isinstance(number, int)}
 
 
 def _read_text(page: memoryview, offset: int, length: int) -> Any:

@@ -15,6 +15,7 @@ import select
 import shlex
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class _Over:
     seconds: float
     report: dict[str, Any] | None
     step: int | None
+    runs: dict[str, int]
 
 
 class Supervisor:
@@ -87,11 +89,13 @@ class Supervisor:
         self._newest = self._probe().newest
         while True:
             self._journal.start += 1
-            try:
-                over = self._run_once(inbox)
-            except OSError as error:
-                status = 127 if isinstance(error, FileNotFoundError) else 126
-                return self._summary("not started", str(error), status)
+            with contextlib.closing(Watch()) as watch:
+                try:
+                    command = self._start(watch)
+                except OSError as error:
+                    status = 127 if isinstance(error, FileNotFoundError) else 126
+                    return self._summary("not started", str(error), status)
+                over = self._see_through(inbox, command, watch)
             if over is None:
                 reason = "SIGKILL was sent, and the command is still there: it waits in the kernel"
                 return self._summary("stuck", reason, EXIT_STUCK)
@@ -105,30 +109,32 @@ class Supervisor:
             if not self._pause(inbox, decision):
                 return self._end_well(over)
 
-    def _run_once(self, inbox: SignalInbox) -> _Over | None:
-        """Start the command and see it through to its end; None: it cannot be ended."""
-        with contextlib.closing(Watch()) as watch:
-            environment = {
-                **os.environ,
-                config.LIFELINE_VARIABLE: watch.address,
-                "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
-            }
-            began = time.monotonic()
-            command = Command(self._settings.command, environment, self._targets)
-            self._journal.note(
-                "started", pid=command.pid, command=shlex.join(self._settings.command)
-            )
-            ending = Ending(command, watch, self._journal, self._settings.grace)
-            is_hung = self._attend(inbox, command, watch, ending)
-            death = command.death
-            if death is None:
-                return None
-            left = command.finish()
-            self._learn(watch.runs())
-            if left:
-                self._journal.note("cleared", pids=left)
-            report, step = watch.last_word()
-            return _Over(death, is_hung, time.monotonic() - began, report, step)
+    def _start(self, watch: Watch) -> Command:
+        environment = {
+            **os.environ,
+            config.LIFELINE_VARIABLE: watch.address,
+            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
+        }
+        command = Command(self._settings.command, environment, self._targets)
+        words = shlex.join(self._settings.command)
+        self._journal.note("started", pid=command.pid, command=words)
+        return command
+
+    def _see_through(self, inbox: SignalInbox, command: Command, watch: Watch) -> _Over | None:
+        """Watch a command to its end and clear up after it; None: it cannot be ended."""
+        began = time.monotonic()
+        ending = Ending(command, watch, self._journal, self._settings.grace)
+        is_hung = self._attend(inbox, command, watch, ending)
+        death = command.death
+        if death is None:
+            return None
+        left = command.finish()
+        runs = watch.runs()
+        self._learn(runs)
+        if left:
+            self._journal.note("cleared", pids=left)
+        report, step = watch.last_word()
+        return _Over(death, is_hung, time.monotonic() - began, report, step, runs)
 
     def _attend(self, inbox: SignalInbox, command: Command, watch: Watch, ending: Ending) -> bool:
         """Watch until the command has ended, or cannot be; return whether it hung."""
@@ -181,7 +187,9 @@ class Supervisor:
             is_reachable=found.unreachable is None,
         )
         words = told(over.death, fault, over.report)
-        has_new = found.newest != self._newest and bool(found.newest)
+        has_new = any(
+            self._is_new(run, newest, over.runs.get(run)) for run, newest in found.newest.items()
+        )
         self._newest = {**self._newest, **found.newest}
         self._faults[fault] = self._faults.get(fault, 0) + 1
         self._journal.note(
@@ -211,6 +219,14 @@ class Supervisor:
                 deaths_in_vain=decision.in_vain,
             )
         return decision
+
+    def _is_new(self, run: str, newest: tuple[int, int, str], generation: int | None) -> bool:
+        """Whether a run's newest snapshot was not there at the death before; of a run that was not
+        known then, whether this start has made it."""
+        known = self._newest.get(run)
+        if known is not None:
+            return newest > known
+        return generation is not None and newest[0] >= generation
 
     def _pause(self, inbox: SignalInbox, decision: Again) -> bool:
         """Wait before a restart; False where a signal asks for the end meanwhile."""
@@ -244,7 +260,7 @@ class Supervisor:
             log=self._journal.path,
         )
 
-    def _learn(self, runs: list[str]) -> None:
+    def _learn(self, runs: Iterable[str]) -> None:
         """Take note of runs that are there: from now on their absence is a fault."""
         self._runs += [run for run in runs if run not in self._runs]
         if self._runs:

@@ -63,9 +63,13 @@ class Watch:
         steps = [trainer.step for trainer in trainers if trainer.ticks > 1]
         return (reports[0] if reports else None), max(steps, default=None)
 
-    def runs(self) -> list[str]:
-        """Return the runs that trainers work on."""
-        return list(dict.fromkeys(run for trainer in self.trainers() for run in trainer.runs))
+    def runs(self) -> dict[str, int]:
+        """Return the runs that trainers work on, and the lowest generation they claimed of each."""
+        found: dict[str, int] = {}
+        for trainer in self.trainers():
+            for run, generation in trainer.runs.items():
+                found[run] = min(generation, found.get(run, generation))
+        return found
 
     def send(self, number: int) -> list[int]:
         """Send a signal to the trainers that live; return their pids. None, in containers with
