@@ -241,6 +241,19 @@ def test_a_trainer_that_does_not_tick_is_told_by_a_second_signal_or_killed_after
     await_writers_end(token)
 
 
+def test_a_third_signal_kills_what_ignores_the_others(supervise: Supervise) -> None:
+    script = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
+    child = supervise("--grace", 1000, "--", "sh", "-c", script)
+    await_line(child, "deaf")
+    assert child.stderr is not None
+    for number in (1, 2, 3):
+        child.send_signal(signal.SIGTERM)
+        if number < 3:
+            assert any("asked to end" in line for line in child.stderr)
+    rest_of(child)
+    assert child.returncode == 128 + signal.SIGKILL
+
+
 def test_a_stop_during_the_pause_before_a_restart_ends_it(supervise: Supervise) -> None:
     child = supervise("--backoff", 1000, "--backoff-max", 1000, "--", "sh", "-c", "exit 4")
     assert child.stderr is not None

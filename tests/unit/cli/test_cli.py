@@ -89,7 +89,8 @@ def test_trouble_is_status_two(arguments):
 
 
 def test_command_line_loads_neither_torch_nor_numpy():
-    code = "import sys, pyengine.cli.main; print({'torch', 'numpy'} & set(sys.modules))"
+    loaded = "print({'torch', 'numpy'} & set(sys.modules))"
+    code = f"import sys, pyengine.cli.main, pyengine.supervisor.supervise; {loaded}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
