@@ -3,9 +3,10 @@
     exit      it ended by itself, with a status other than 0
     signal    somebody's signal ended it
     hang      the supervisor ended it: no output and no tick for too long
-    storage   it ended by an error of a disk, a full one included, or its run cannot be reached
+    storage   it ended by an error of a disk, a full one included, or because a snapshot could not
+              be made durable, or its run cannot be reached
     damage    it ended because saved state is damaged, or none can be restored
-    busy      it ended because another process still owns the run
+    busy      it ended because another process owns the run
 
 The last three need word from the trainer: the exception that ended it (pyengine.shm.lifeline).
 """
@@ -21,6 +22,7 @@ from typing import Any, Literal
 Fault = Literal["exit", "signal", "hang", "storage", "damage", "busy"]
 
 _DAMAGE = frozenset(("DamageError", "NothingRestorableError", "FormatVersionError"))
+_BUSY = frozenset(("RunBusyError", "StaleGenerationError"))
 _STORAGE_NUMBERS = frozenset(
     (
         errno.ENOSPC,
@@ -84,10 +86,12 @@ def _of_exception(report: Mapping[str, Any]) -> Fault | None:
         kinds = {str(link.get("type")), *map(str, bases if isinstance(bases, list) else ())}
         if kinds & _DAMAGE:
             return "damage"
-        if "RunBusyError" in kinds:
+        if kinds & _BUSY:
             return "busy"
         is_system_error = "OSError" in kinds or link.get("type") == "OSError"
-        if "NoSpaceError" in kinds or (is_system_error and link.get("errno") in _STORAGE_NUMBERS):
+        if "SnapshotFailedError" in kinds or (
+            is_system_error and link.get("errno") in _STORAGE_NUMBERS
+        ):
             return "storage"
     return None
 

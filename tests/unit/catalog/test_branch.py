@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 
 import pytest
+from faulty_fork import DONE, RAISED, killed_at_each_call, run_faulty
 
 from pyengine.catalog import branch as branch_module
 from pyengine.catalog import commit
@@ -280,3 +282,46 @@ def test_a_snapshot_pruned_under_our_eyes_is_chosen_anew(three, tmp_path, monkey
     monkeypatch.setattr(branch_module, "hold_snapshot", hold)
     made = branch_run(f"{run.run_dir}@latest", str(tmp_path / "new"))
     assert made.snapshot == infos[1].name
+
+
+@pytest.mark.slow
+def test_killed_at_any_call_there_is_no_branch_or_a_whole_one(three, tmp_path):
+    run, infos = three
+    new = str(tmp_path / "new")
+    kills = 0
+    for nth in killed_at_each_call(lambda: branch_run(f"{run.run_dir}@100", new)):
+        kills = nth
+        if os.path.exists(new):
+            assert verify_snapshot(os.path.join(new, "snapshots", infos[0].name)) == []
+            shutil.rmtree(new)
+    assert kills > 40
+    assert sorted(os.listdir(tmp_path)) == ["new", "run"], "the last one has used up what was left"
+    assert verify_snapshot(os.path.join(new, "snapshots", infos[0].name)) == []
+    assert verify_snapshot(infos[0].path) == []
+
+
+@pytest.mark.slow
+def test_an_error_at_any_call_leaves_no_branch_or_a_whole_one(three, tmp_path):
+    run, infos = three
+    new = str(tmp_path / "new")
+    outcomes = []
+    for nth in range(1, 200):
+        outcomes.append(run_faulty(lambda: branch_run(f"{run.run_dir}@100", new), nth, "error"))
+        if os.path.exists(new):
+            assert verify_snapshot(os.path.join(new, "snapshots", infos[0].name)) == []
+            shutil.rmtree(new)
+        else:
+            assert outcomes[-1] == RAISED
+    assert outcomes.count(RAISED) > 40
+    assert outcomes[-1] == DONE
+    assert branch_run(f"{run.run_dir}@100", new).snapshot == infos[0].name
+
+
+def test_on_another_file_system_the_bytes_are_copied(three):
+    run, infos = three
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if os.stat(other).st_dev == os.stat(run.run_dir).st_dev:
+            pytest.skip("one file system")
+        made = branch_run(f"{run.run_dir}@100", os.path.join(other, "new"))
+        assert (made.linked_bytes, made.copied_bytes) == (0, infos[0].size_bytes)
+        assert verify_snapshot(os.path.join(made.path, "snapshots", infos[0].name)) == []

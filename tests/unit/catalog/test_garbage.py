@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from faulty_fork import killed_at_each_call
 
 from pyengine.catalog.claim import claim_run
 from pyengine.catalog.garbage import collect_garbage
@@ -219,3 +220,19 @@ def test_what_cannot_be_deleted_is_named(dead, monkeypatch):
     stayed = collect_garbage(root, delete=True).stayed
     assert stayed
     assert all(map(names.is_trash, map(os.path.basename, stayed)))
+
+
+@pytest.mark.slow
+def test_killed_at_any_call_it_has_taken_garbage_and_nothing_else(dead):
+    root, info, litter, kept = dead
+    wanted = {item.path for item in collect_garbage(root).items}
+    kills = 0
+    for nth in killed_at_each_call(lambda: collect_garbage(root, delete=True)):
+        kills = nth
+        assert all(map(os.path.exists, kept))
+        assert verify_snapshot(info.path) == []
+        left = {item.path for item in collect_garbage(root).items if item.kind != "trash"}
+        assert left <= wanted
+    assert kills > 20
+    assert collect_garbage(root).items == ()
+    assert not any(map(os.path.exists, litter["pool"]))

@@ -33,8 +33,10 @@ def _caused(error, cause):
         (errors.DamageError("bad", path="x"), "damage"),
         (errors.TruncatedFileError("short", path="x"), "damage"),
         (errors.RunBusyError("in use", path="x", pid=1, host="h", since=""), "busy"),
-        (errors.SnapshotFailedError("no"), "exit"),
-        (_caused(errors.SnapshotFailedError("no"), OSError(errno.ESTALE, "stale")), "storage"),
+        (errors.StaleGenerationError("claimed anew", path="x"), "busy"),
+        (errors.SnapshotFailedError("not durable"), "storage"),
+        (errors.SnapshotBusyError("slow"), "exit"),
+        (_caused(errors.SnapshotError("no"), OSError(errno.ESTALE, "stale")), "storage"),
         (_caused(RuntimeError("on the way"), errors.DamageError("bad", path="x")), "damage"),
     ],
 )
