@@ -44,6 +44,13 @@ TERMINATE_GRACE_SECONDS = 30.0
 TERMINATE_LINGER_SECONDS = 1.0
 """How long a writer that may end then waits to see whether its trainer is dying as well."""
 
+STOP_GRACE_SECONDS = 30.0
+"""How long after a signal that asks a run to end its last snapshot is waited for, in the trainer;
+and how long `pyengine run` gives a trainer before it kills it."""
+
+LIFELINE_VARIABLE = "PYENGINE_LIFELINE"
+"""Where `pyengine run` tells a trainer of the memory that they share (pyengine.shm.lifeline)."""
+
 WRITER_NICE = 5
 """Niceness of the writer; at 19, two busy threads leave it 0.16 GB/s of hashing."""
 
@@ -52,6 +59,11 @@ def process_rank() -> int:
     """Return this process's rank in a distributed job as torchrun sets it (RANK), else 0."""
     text = os.environ.get("RANK", "")
     return int(text) if text.isdecimal() else 0
+
+
+def lifeline_address() -> str | None:
+    """Return what `pyengine run` has told this process of its lifeline, or None."""
+    return os.environ.get(LIFELINE_VARIABLE)
 
 
 def fault_plan() -> str | None:

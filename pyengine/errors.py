@@ -42,6 +42,9 @@
         └── DamageError             proven corruption: path, offset, expected, got
             └── TruncatedFileError  the file is shorter than its record says
 
+    SystemExit
+    └── StopRequested               a signal asked the run to end; its last snapshot was taken
+
 Attributes carry the data of each error; the text says what to do.
 """
 
@@ -363,3 +366,23 @@ class DamageError(RestoreError):
 
 class TruncatedFileError(DamageError):
     """A file is shorter than its record says."""
+
+
+class StopRequested(SystemExit):
+    """A signal asked the run to end: raised by the tick that took its last snapshot.
+
+    No error, so no part of the tree: it passes `except Exception`, and a script that lets it
+    through ends, after its `finally` and `with` blocks, with status 128 + signal (`code`).
+    Attributes: `signal` (number), `step`, `info` (SnapshotInfo of the last snapshot, durable; None
+    where that was not known within the grace: the writer goes on with it alone).
+    """
+
+    def __init__(self, *, signal: int, step: int, info: Any = None) -> None:
+        super().__init__(128 + signal)
+        self.signal = signal
+        self.step = step
+        self.info = info
+
+    def __str__(self) -> str:
+        saved = f"saved as {self.info.name}" if self.info else "not known to be saved"
+        return f"stopped by signal {self.signal} after step {self.step}, which is {saved}"

@@ -10,14 +10,11 @@ alive, and whether a run can be had, is catalog.turn's business.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import stat
 import threading
-from typing import Any
 
-from pyengine import __version__, config
+from pyengine import config
 from pyengine.catalog import commit, janitor, scan
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import (
@@ -26,26 +23,14 @@ from pyengine.catalog.generation import (
     highest_generation,
     read_party,
 )
+from pyengine.catalog.run_record import read_run_id, write_run_record
 from pyengine.catalog.turn import Turn
-from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
+from pyengine.errors import RunBusyError, RunDirectoryError
 from pyengine.events import logger
 from pyengine.format import names
-from pyengine.format.document import Fields, parse_document
 from pyengine.format.manifest import utc_timestamp
 from pyengine.fs import door, durable, forking, process
-from pyengine.fs.beneath import read_beneath
 from pyengine.fs.locks import OfdLock
-
-_RECORD_MAX_BYTES = 1024 * 1024
-_RUN_SCHEMA_VERSION = 1
-_DIRECTORIES = (
-    names.GENERATIONS,
-    names.LINES,
-    names.SEGMENTS,
-    names.SNAPSHOTS,
-    names.QUARANTINE,
-    names.RECOVERY,
-)
 
 
 class Claim:
@@ -171,7 +156,7 @@ def _prepare(run_dir: str) -> None:
         )
     if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
         raise RunDirectoryError(f"{run_dir} is not a directory", path=run_dir)
-    for name in ("", *_DIRECTORIES):
+    for name in ("", *names.RUN_DIRECTORIES):
         path = os.path.join(run_dir, name).rstrip("/")
         durable.make_directory(path)
         _check_safe(path)
@@ -237,18 +222,8 @@ def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
 
 def _run_id(run_dir: str) -> str:
     """Return the id in run.json, which is written at the first claim. The commit lock is held."""
-    path = os.path.join(run_dir, names.RUN_JSON)
-    if not os.path.lexists(path):
-        run_id = _saved_run_id(run_dir) or secrets.token_hex(8)
-        record: dict[str, Any] = {
-            "schema_version": _RUN_SCHEMA_VERSION,
-            "run_id": run_id,
-            "created_at": utc_timestamp(),
-            "pyengine": __version__,
-        }
-        data = json.dumps(record, indent=1).encode() + b"\n"
-        temporary = names.temporary_name(0, names.RUN_JSON)
-        durable.replace_file(run_dir, names.RUN_JSON, data, temporary=temporary)
+    if not os.path.lexists(os.path.join(run_dir, names.RUN_JSON)):
+        write_run_record(run_dir, run_id=_saved_run_id(run_dir))
     return read_run_id(run_dir)
 
 
@@ -264,18 +239,3 @@ def _saved_run_id(run_dir: str) -> str | None:
         snapshots[-1].name,
     )
     return snapshots[-1].run_id
-
-
-def read_run_id(run_dir: str) -> str:
-    """Return the run's id. RunDirectoryError: run.json is missing or damaged."""
-    path = os.path.join(run_dir, names.RUN_JSON)
-    try:
-        data = read_beneath(run_dir, names.RUN_JSON, limit_bytes=_RECORD_MAX_BYTES)
-        document = parse_document(data, path, limit_bytes=_RECORD_MAX_BYTES)
-        return Fields(document, path).text("run_id", limit=100)
-    except (FileNotFoundError, DamageError) as error:
-        raise RunDirectoryError(
-            f"{run_dir} is not a run directory: {error}. Where {names.SNAPSHOTS}/ is there, remove "
-            f"{names.RUN_JSON}: the next start makes it again from the newest snapshot",
-            path=run_dir,
-        ) from error

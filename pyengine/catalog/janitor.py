@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from pyengine.catalog import markers, quarantine, scan
 from pyengine.catalog.commit_lock import CommitLock
@@ -20,6 +22,15 @@ from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import durable
 from pyengine.fs.locks import is_locked
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One name that may go once its generation is dead; trash may go at any time."""
+
+    path: str
+    kind: Literal["trash", "temporary", "unfinished"]
+    generation: int
 
 
 def sweep(held: CommitLock) -> list[str]:
@@ -84,19 +95,28 @@ def _sweep_directory(
     held: CommitLock, directory: str, is_swept: Callable[[int], bool]
 ) -> list[str]:
     trash = []
+    for left in leftovers(directory):
+        if left.kind == "trash":
+            trash.append(left.path)
+        elif is_swept(left.generation):
+            trash.append(held.trash(left.path))
+    return trash
+
+
+def leftovers(directory: str) -> Iterator[Leftover]:
+    """Yield what lies in one of the run's directories and is nobody's work any more, provided that
+    its generation is dead. Looks only."""
     for entry in _listed(directory):
         path = os.path.join(directory, entry)
         if names.is_trash(entry):
-            trash.append(path)
+            yield Leftover(path, "trash", names.parse_temporary_generation(entry) or 0)
         elif names.is_temporary(entry):
-            if is_swept(names.parse_temporary_generation(entry) or 0):
-                trash.append(held.trash(path))
+            yield Leftover(path, "temporary", names.parse_temporary_generation(entry) or 0)
         elif os.path.basename(directory) == names.SNAPSHOTS:
             name = names.parse_snapshot_name(entry)
             is_unfinished = os.path.isdir(path) and not scan.has_manifest(path)
-            if name is not None and is_unfinished and is_swept(name.generation):
-                trash.append(held.trash(path))
-    return trash
+            if name is not None and is_unfinished:
+                yield Leftover(path, "unfinished", name.generation)
 
 
 def _listed(directory: str) -> list[str]:

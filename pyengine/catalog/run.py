@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from pyengine.catalog import scan
-from pyengine.catalog.claim import read_run_id
 from pyengine.catalog.info import Problem, SnapshotInfo
+from pyengine.catalog.run_record import read_run_id
 from pyengine.errors import RunDirectoryError
 from pyengine.format import names
 

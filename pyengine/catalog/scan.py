@@ -134,11 +134,16 @@ def latest_target(run_dir: str) -> str | None:
 
 def claimed_generation(run_dir: str) -> int:
     """Return the highest generation that was claimed; 0 where there is none."""
+    return max(claimed_generations(run_dir), default=0)
+
+
+def claimed_generations(run_dir: str) -> list[int]:
+    """Return all generations that were claimed, in no order."""
     claimed = [
         names.parse_generation_name(entry.name)
         for entry in _entries(os.path.join(run_dir, names.GENERATIONS))
     ]
-    return max((number for number in claimed if number is not None), default=0)
+    return [number for number in claimed if number is not None]
 
 
 def named_generations(run_dir: str) -> Iterator[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 from pyengine.catalog import quarantine, scan
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.markers import restored_snapshots
 from pyengine.catalog.run import Run, open_run
+from pyengine.catalog.run_record import read_branched_from
+from pyengine.cli.words import format_bytes, open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +40,7 @@ def _report(run: Run) -> dict[str, Any]:
     return {
         "path": run.path,
         "run_id": run.run_id,
+        "branched_from": read_branched_from(run.path),
         "latest": run.latest.name if run.latest else None,
         "snapshots": [_snapshot_report(info) for info in run.snapshots],
         "restored": sorted(restored_snapshots(run.path)),
@@ -57,6 +59,10 @@ def _snapshot_report(info: SnapshotInfo) -> dict[str, Any]:
 def _print_tables(run: Run) -> None:
     console = open_console()
     console.print(f"run [bold]{run.run_id}[/bold]  {run.path}", soft_wrap=True)
+    origin = read_branched_from(run.path)
+    if origin is not None:
+        words = f"branched from {origin.get('snapshot')} of run {origin.get('run_id')}"
+        console.print(words, markup=False, soft_wrap=True)
     if len(run.snapshots) == 1 and scan.has_manifest(run.path):
         _print_snapshot(console, run.snapshots[0])
     elif run.snapshots:
@@ -117,20 +123,3 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
         console.print(f"metric {escape(name)} = {value!r}")
     if info.evaluations:
         console.print(f"{info.evaluations} evaluation records")
-
-
-def open_console() -> Console:
-    """Return a console on stdout; wide where that is no terminal, so that nothing is cut off."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-
-
-def format_bytes(count: int) -> str:
-    """Return a byte count for people, in decimal units."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

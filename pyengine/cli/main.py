@@ -1,7 +1,7 @@
-"""The command line: `pyengine inspect` and `pyengine verify`.
+"""The command line: `pyengine inspect`, `verify`, `branch`, `gc` and `run`.
 
-Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be read. Results go to
-stdout, as tables or with `--json` as one JSON object; progress and errors go to stderr.
+Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` has its own.
+Results go to stdout, as tables or with `--json` as one JSON object; progress and errors go to stderr.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from pyengine import __version__
-from pyengine.cli import inspect, verify
+from pyengine.cli import branch, gc, inspect, run, verify
 from pyengine.errors import DamageError, FormatVersionError, MalformedFileError, PyengineError
 
 EXIT_OK = 0
@@ -22,12 +22,16 @@ EXIT_TROUBLE = 2
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="pyengine", description="Look at and check snapshots of a pyengine run."
+        prog="pyengine",
+        description="Look after the runs of pyengine: their snapshots, and what is left of them.",
     )
     parser.add_argument("--version", action="version", version=f"pyengine {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     inspect.add_command(commands)
     verify.add_command(commands)
+    branch.add_command(commands)
+    gc.add_command(commands)
+    run.add_command(commands)
     return parser
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.catalog.run import Run, open_run
-from pyengine.catalog.verify import Progress, verify_snapshot
-from pyengine.cli.inspect import format_bytes, open_console
+from pyengine.catalog.verify import verify_snapshot
+from pyengine.cli.progress import progress_bar
+from pyengine.cli.words import format_bytes, open_console
 
 _DAMAGE = ("missing", "truncated", "corruption", "malformed", "version")
 
@@ -38,7 +39,7 @@ def run_verify(options: argparse.Namespace) -> int:
                 stack.enter_context(hold_snapshot(info.path) or contextlib.nullcontext())
             except FileNotFoundError:
                 continue  # pruned by a living run since we looked
-            progress = stack.enter_context(_progress_bar(info.name, not options.json))
+            progress = stack.enter_context(progress_bar(info.name, not options.json))
             problems[info.path] = verify_snapshot(
                 info.path, eager=not options.lazy, progress=progress
             )
@@ -90,19 +91,3 @@ def _print_table(
     console.print(table if snapshots else "no snapshots")
     for problem in [*others, *(item for found in problems.values() for item in found)]:
         console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _progress_bar(name: str, is_wanted: bool) -> Iterator[Progress | None]:
-    if not is_wanted:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -27,6 +27,8 @@ from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
 from pyengine.engine.session import Session
+from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopped
+from pyengine.engine.supervised import lifeline_of_process
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
@@ -107,6 +109,8 @@ class SnapshotEngine:
         self._session: Session | None = None
         # Empty at first, so that an interrupt at any moment finds here what was opened so far.
         session = Session()
+        self._stop = StopSignals()
+        self._lifeline = lifeline_of_process()
         try:
             session.open(
                 path,
@@ -129,9 +133,13 @@ class SnapshotEngine:
             )
             self._exit_hook = close_at_exit(self)
             register_for_child(self)
+            if self._lifeline is not None:
+                self._lifeline.add_run(session.run_dir, session.claim.generation)
+                self._stop.install_where_default()
             self._session = session
         except BaseException:
             self._session = None
+            self._stop.uninstall()
             run_whole(session.abandon, even_if_interrupted=True)
             raise
 
@@ -180,15 +188,63 @@ class SnapshotEngine:
         error of an earlier snapshot (see `on_error`), UnrestoredRunError, PoisonedEngineError, and
         what capturing raises: CaptureError, SharedMemoryError, errors of tracked objects.
         ConfigError for a step that is no integer from 0 to 2**63 - 1, and after a restore for one
-        before its `next_step`.
+        before its `next_step`. StopRequested where a signal came (see `stopping_on_signals`).
         """
         session = self._live()
         if session.is_this_threads_turn():
             return None
         step = settings.check_step(step)
+        if self._lifeline is not None:
+            self._lifeline.beat(step)
+        stop = self._stop
         with self._turn(session):
             self._check_started(session)
-            return self._taker.tick(step, metrics)
+            if stop.number is None:
+                return self._taker.tick(step, metrics)
+            last = self._taker.last(step, metrics, stop.remaining_seconds)
+        raise stopped(stop, step, last)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal has asked for the end of the run, which the next `tick` brings about."""
+        return self._stop.number is not None
+
+    def stopping_on_signals(
+        self,
+        signals: Collection[int] = STOP_SIGNALS,
+        *,
+        grace: float = config.STOP_GRACE_SECONDS,
+    ) -> AbstractContextManager[None]:
+        """End the run in one snapshot when a signal comes while the block runs.
+
+            with engine, engine.stopping_on_signals():
+                for step in range(report.next_step, total):
+                    ...
+                    engine.tick(step)
+
+        The first signal makes the next `tick` take a snapshot, wait until it is durable, at most
+        `grace` seconds after the signal, and raise StopRequested: a SystemExit with status 128 +
+        signal. One that could not be waited for is finished by the writer alone. A second signal
+        goes to the handler that was there before. Under `pyengine run` engines do this unasked,
+        where the script handles neither signal itself.
+
+        The block must be entered in the main thread (ConfigError). With several engines in one
+        process the one that ticks first ends the program; for the others their newest snapshot
+        counts.
+        """
+        self._live()
+        grace = settings.check_seconds("grace", grace, may_be_zero=True)
+        return self._stopping(StopSignals(signals, grace))
+
+    @contextmanager
+    def _stopping(self, stop: StopSignals) -> Iterator[None]:
+        former = self._stop
+        with installed(stop, former):
+            self._stop = stop
+            try:
+                yield
+            finally:
+                self._stop = former
 
     def snapshot(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot:
         """Take a snapshot now, as the one of `step`; `metrics` go into its manifest.
@@ -269,6 +325,8 @@ class SnapshotEngine:
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
             self._taker.start(report.global_step, lazy_rings=lazy)
+        if self._lifeline is not None:
+            self._lifeline.beat(report.global_step or 0)
         if report:
             logger.info("%s", report)
         return report
@@ -362,6 +420,7 @@ class SnapshotEngine:
 
     def _let_go(self, session: Session) -> None:
         self._session = None
+        self._stop.uninstall()
         # The last one first, and every one of them whatever the others raise.
         with ExitStack() as steps:
             steps.callback(session.release)
@@ -393,6 +452,8 @@ class SnapshotEngine:
         if value is None:
             self.close()
             return
+        if self._lifeline is not None:
+            self._lifeline.report(value)
         try:
             self.close(timeout=EXIT_SECONDS)
         except errors.PyengineError as error:

@@ -106,6 +106,31 @@ class Taker:
             )
         return pending
 
+    def last(
+        self, step: int, metrics: Metrics | None, wait_seconds: float
+    ) -> PendingSnapshot | errors.PyengineError:
+        """Take the last snapshot of a run that is about to end, or return why there is none.
+
+        Errors of earlier ones are logged: they must not keep it from being taken. Waits up to
+        `wait_seconds` for a staging slot.
+        """
+        failed: list[errors.PyengineError] = []
+        try:
+            self._check_order("a tick", step, self._restored_step + 1)
+            self._raise_errors(failed)
+            checked = check_metrics(
+                check_mapping("metrics", metrics() if callable(metrics) else metrics)
+            )
+            pending = self._begin(step, checked, wait_seconds, failed)
+        except errors.PyengineError as error:
+            return error
+        finally:
+            for former in failed:
+                logger.warning("%s", former)
+        return pending or errors.SnapshotBusyError(
+            f"both staging slots stayed in use for {wait_seconds:.1f} s"
+        )
+
     def wish(self) -> PendingSnapshot:
         """Ask for a snapshot at the next tick. Safe in a signal handler."""
         wish = self._wish = self._wish or PendingSnapshot(self._session)

@@ -93,11 +93,14 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What /proc says of a process: its state letter, start, and the processor time it has used."""
+    """What /proc says of a process: its state letter, start, the processor time it has used, its
+    parent and its process group."""
 
     state: str
     start_ticks: int
     cpu_ticks: int
+    parent: int = 0
+    group: int = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -119,7 +122,13 @@ def read_status(pid: int) -> ProcessStatus | None:
         return None
     # The command name may hold anything; the fields count from the last parenthesis.
     fields = text[text.rindex(")") + 2 :].split()
-    return ProcessStatus(fields[0], int(fields[19]), int(fields[11]) + int(fields[12]))
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return ProcessStatus(fields[0], int(fields[19]), cpu_ticks, int(fields[1]), int(fields[2]))
+
+
+def all_pids() -> list[int]:
+    """Return the ids of all processes that can be seen here."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
 def written_bytes(pid: int) -> int:

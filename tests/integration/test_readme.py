@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,12 @@ def test_code_and_commands_run_as_shown(
         assert counters["episodes"] > 0
         assert len(engine.evaluations) == 1
     exec(READING, {"pyengine": pyengine})
-    commands = [(name, rest.strip()) for tool, name, rest in COMMANDS if tool == "pyengine"]
-    assert len(commands) == 2
+    commands = [
+        [name, *shlex.split(rest, comments=True)]
+        for tool, name, rest in COMMANDS
+        if tool == "pyengine"
+    ]
+    assert len(commands) == 4
     for command in commands:
         assert main(command) == 0
         assert capsys.readouterr().out

@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from pyengine.catalog import generation, scan
-from pyengine.catalog.claim import claim_run, read_run_id
+from pyengine.catalog.claim import claim_run
 from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.run_record import read_run_id
 from pyengine.errors import RunBusyError, RunDirectoryError, StaleGenerationError
 from pyengine.format import names
 from pyengine.fs.locks import is_locked

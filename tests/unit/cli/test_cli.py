@@ -89,7 +89,8 @@ def test_trouble_is_status_two(arguments):
 
 
 def test_command_line_loads_neither_torch_nor_numpy():
-    code = "import sys, pyengine.cli.main; print({'torch', 'numpy'} & set(sys.modules))"
+    loaded = "print({'torch', 'numpy'} & set(sys.modules))"
+    code = f"import sys, pyengine.cli.main, pyengine.supervisor.supervise; {loaded}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -114,3 +115,48 @@ def test_a_missing_directory_is_named(tmp_path):
     done = _pyengine("verify", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "nowhere does not exist" in done.stderr
+
+
+def test_branch_makes_a_run_that_inspect_knows_the_origin_of(two, tmp_path):
+    run, infos = two
+    done = _pyengine("branch", f"{run.run_dir}@100", tmp_path / "new", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (report["snapshot"], report["linked_bytes"]) == (infos[0].name, infos[0].size_bytes)
+    shown = json.loads(_pyengine("inspect", tmp_path / "new", "--json").stdout)
+    assert shown["branched_from"]["snapshot"] == infos[0].name
+    assert shown["run_id"] == report["run_id"] != run.run_id
+    assert f"branched from {infos[0].name}" in _pyengine("inspect", tmp_path / "new").stdout
+    again = _pyengine("branch", f"{run.run_dir}@100", tmp_path / "new")
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+
+
+def test_branch_says_which_of_several_snapshots_it_took(two, make, tmp_path):
+    run, infos = two
+    newest = make.publish(run.run_dir, sequence=3, step=200)
+    done = _pyengine("branch", f"{run.run_dir}@200", tmp_path / "new")
+    assert done.returncode == 0
+    assert newest.name in done.stdout
+    assert f"more than once: the newest was taken, not {infos[1].name}" in done.stdout
+
+
+def test_gc_lists_then_removes_and_never_a_living_run(two):
+    run, infos = two
+    unfinished = os.path.join(run.run_dir, "snapshots", "step-00000500.g0001.s0009")
+    os.mkdir(unfinished)
+    busy = _pyengine("gc", run.run_dir, "--delete")
+    assert (busy.returncode, busy.stdout) == (2, "")
+    assert f"pid {os.getpid()}" in busy.stderr
+    run.release()
+    listed = json.loads(_pyengine("gc", run.run_dir, "--json").stdout)
+    assert [(item["kind"], item["path"]) for item in listed["items"]] == [
+        ("unfinished", unfinished)
+    ]
+    assert "unfinished" in _pyengine("gc", run.run_dir).stdout
+    assert os.path.isdir(unfinished)
+    done = _pyengine("gc", run.run_dir, "--delete")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not os.path.exists(unfinished)
+    assert "nothing is left" in _pyengine("gc", run.run_dir).stdout
+    assert _pyengine("verify", infos[1].path).returncode == 0

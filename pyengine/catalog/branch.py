@@ -1,0 +1,263 @@
+"""Branches: a new run directory that begins with one snapshot of another run.
+
+Files are hard links on one file system, reflinks or copies across two; the manifest is always a
+copy, because its lock is what readers hold against pruning: one file under two names would let a
+reader of the branch keep the source from pruning. The new run is put together beside its place, the
+manifest last, and appears there by one rename. The source is held against pruning meanwhile and
+gains nothing but links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyengine.catalog import scan
+from pyengine.catalog.commit import hold_snapshot
+from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.run_record import write_run_record
+from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
+from pyengine.format import names
+from pyengine.format.manifest import FileRecord, utc_timestamp
+from pyengine.fs import door, durable, process
+from pyengine.fs.beneath import check_size, open_beneath, read_beneath
+from pyengine.fs.locks import OfdLock
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+LATEST = "latest"
+_ATTEMPTS = 5
+_RECORD_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a branch was made of: `linked_bytes` are shared with the source, `copied_bytes` not.
+
+    `passed_over` names older snapshots of the same step.
+    """
+
+    path: str
+    run_id: str
+    snapshot: str
+    source: str
+    source_run_id: str
+    global_step: int
+    linked_bytes: int
+    copied_bytes: int
+    passed_over: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON."""
+        return asdict(self)
+
+
+def branch_run(source: str, new: str, *, progress: Progress | None = None) -> Branch:
+    """Make the run directory `new` from one snapshot; durable on return.
+
+    `source` is `RUN@STEP`, `RUN@latest` or the directory of a snapshot; of several snapshots of one
+    step the newest is taken. `new` must not exist, or be empty. The branch has a run id of its own,
+    names its origin in run.json, and its retention counts from this snapshot. Safe while a trainer
+    writes to the source. Blocks for as long as copying takes where links are refused.
+
+    Raises RunDirectoryError (no such run or snapshot; `new` is in use), RunBusyError (another call
+    is making it), DamageError and FormatVersionError (a manifest, or a file of another size),
+    NoSpaceError, OSError; nothing is left at `new` then.
+    """
+    target = os.path.realpath(new)
+    for attempt in range(1, _ATTEMPTS + 1):
+        info, passed_over = _choose(source)
+        _check_target(target, info)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hold_snapshot(info.path) or contextlib.nullcontext())
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS:
+                    raise
+                continue  # pruned since we looked
+            place = stack.enter_context(_place_beside(target))
+            branch = _fill(place, target, info, passed_over, progress)
+            _appear(place, target)
+            return branch
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _choose(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
+    path = os.path.realpath(source)
+    if scan.has_manifest(path):
+        return SnapshotInfo.of(path, scan.read_manifest(path)), ()
+    run, separator, wanted = source.rpartition("@")
+    if not separator or not run or not (wanted == LATEST or wanted.isdecimal()):
+        raise RunDirectoryError(
+            f"{source}: say which snapshot: RUN@STEP, RUN@{LATEST}, or a snapshot's directory",
+            path=source,
+        )
+    run_dir = os.path.realpath(run)
+    found = [
+        name
+        for name in scan.committed_names(run_dir)
+        if wanted == LATEST or name.step == int(wanted)
+    ]
+    if not found:
+        raise RunDirectoryError(_not_found(run_dir, wanted), path=run_dir)
+    chosen = found.pop()
+    same_step = tuple(name.text for name in found if name.step == chosen.step)
+    return scan.read_snapshot(run_dir, chosen.text), same_step
+
+
+def _not_found(run_dir: str, wanted: str) -> str:
+    if not os.path.isdir(os.path.join(run_dir, names.SNAPSHOTS)):
+        what = "is no run directory" if os.path.exists(run_dir) else "does not exist"
+        return f"{run_dir} {what}"
+    steps = sorted({name.step for name in scan.committed_names(run_dir)})
+    if not steps:
+        return f"{run_dir} holds no snapshot"
+    shown = ", ".join(map(str, steps[-10:]))
+    return f"{run_dir} holds no snapshot of step {wanted}; the newest steps are {shown}"
+
+
+def _check_target(target: str, info: SnapshotInfo) -> None:
+    if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
+        raise RunDirectoryError(
+            f"{target} exists and is not empty: name a directory that a new run can have",
+            path=target,
+        )
+    inside = os.path.dirname(info.path)
+    if os.path.basename(inside) == names.SNAPSHOTS:
+        inside = os.path.dirname(inside)
+    if os.path.commonpath((target, inside)) == inside:
+        raise RunDirectoryError(f"{target} lies inside the run {inside}", path=target)
+
+
+@contextlib.contextmanager
+def _place_beside(target: str) -> Iterator[str]:
+    """Give an empty directory beside `target`, locked; an exception removes it.
+
+    One that a killed call left behind is not locked any more, and is used up.
+    """
+    parent = os.path.dirname(target)
+    durable.make_directory(parent)
+    place = os.path.join(parent, names.temporary_name(0, os.path.basename(target)))
+    with contextlib.suppress(FileExistsError):
+        durable.make_new_directory(place)
+    lock_path = os.path.join(place, names.LOCK)
+    door.active.close(door.active.open(lock_path, os.O_WRONLY | os.O_CREAT))
+    lock = OfdLock.try_acquire(lock_path)
+    if lock is None:
+        raise RunBusyError(
+            f"{target} is being made by another process",
+            path=target,
+            pid=0,
+            host=process.current().host,
+            since="an unknown time",
+        )
+    with lock:
+        for entry in os.listdir(place):
+            if entry != names.LOCK:
+                durable.remove_tree(os.path.join(place, entry))
+        try:
+            yield place
+        except BaseException:
+            durable.remove_tree(place)
+            raise
+
+
+def _fill(
+    place: str,
+    target: str,
+    info: SnapshotInfo,
+    passed_over: tuple[str, ...],
+    progress: Progress | None,
+) -> Branch:
+    for name in names.RUN_DIRECTORIES:
+        durable.make_directory(os.path.join(place, name))
+    run_id = write_run_record(place, branched_from=_origin(info))
+    _copy_line(place, info)
+    snapshot = os.path.join(place, names.SNAPSHOTS, info.name)
+    durable.make_directory(snapshot)
+    linked_bytes = copied_bytes = 0
+    for record in info.files:
+        if progress is not None:
+            progress(linked_bytes + copied_bytes, info.size_bytes)
+        if _take_over(info, record, snapshot) == "copy":
+            copied_bytes += record.size_bytes
+        else:
+            linked_bytes += record.size_bytes
+    for directory, _, _ in os.walk(snapshot):
+        durable.fsync_directory(directory)
+    data = read_beneath(info.path, names.MANIFEST, limit_bytes=_RECORD_MAX_BYTES)
+    durable.replace_file(snapshot, names.MANIFEST, data, temporary=names.MANIFEST_TMP)
+    durable.replace_symlink(
+        place,
+        names.LATEST,
+        f"{names.SNAPSHOTS}/{info.name}",
+        temporary=names.temporary_name(0, names.LATEST),
+    )
+    return Branch(
+        path=target,
+        run_id=run_id,
+        snapshot=info.name,
+        source=info.path,
+        source_run_id=info.run_id,
+        global_step=info.global_step,
+        linked_bytes=linked_bytes,
+        copied_bytes=copied_bytes,
+        passed_over=passed_over,
+    )
+
+
+def _origin(info: SnapshotInfo) -> dict[str, Any]:
+    return {
+        "run_id": info.run_id,
+        "path": info.path,
+        "snapshot": info.name,
+        "line": info.line,
+        "branched_at": utc_timestamp(),
+    }
+
+
+def _copy_line(place: str, info: SnapshotInfo) -> None:
+    """Take the record of the snapshot's line along, where there is one: its history stays known."""
+    lines = os.path.join(os.path.dirname(os.path.dirname(info.path)), names.LINES)
+    name = names.line_file_name(int(info.line, 16))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        data = read_beneath(lines, name, limit_bytes=_RECORD_MAX_BYTES)
+        durable.write_file(os.path.join(place, names.LINES), name, [data])
+        durable.fsync_directory(os.path.join(place, names.LINES))
+
+
+def _take_over(info: SnapshotInfo, record: FileRecord, snapshot: str) -> str:
+    """Link or copy one file, which must be what the manifest says it is; return which."""
+    source = os.path.join(info.path, record.path)
+    target = os.path.join(snapshot, record.path)
+    directory, name = os.path.split(target)
+    durable.make_directory(directory)
+    fd = open_beneath(info.path, record.path)
+    try:
+        status = os.fstat(fd)
+        check_size(source, status.st_size, record.size_bytes)
+        temporary = os.path.join(directory, names.temporary_name(0, name))
+        how = durable.link_or_copy(source, target, temporary=temporary)
+    finally:
+        door.active.close(fd)
+    made = os.lstat(target)
+    is_same = os.path.samestat(status, made) if how == "link" else made.st_size == status.st_size
+    if not is_same:
+        raise DamageError(f"{source} was exchanged while it was being linked", path=source)
+    return how
+
+
+def _appear(place: str, target: str) -> None:
+    durable.fsync_directory(place)
+    try:
+        durable.rename(place, target)  # takes the place of an empty directory
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise RunDirectoryError(f"{target} was made by somebody else", path=target) from error
+    durable.fsync_directory(os.path.dirname(target))

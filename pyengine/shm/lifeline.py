@@ -1,0 +1,202 @@
+"""The lifeline: how a supervisor sees that its trainers live, and why one died.
+
+A memfd of the supervisor, a page for its header and one for each trainer:
+
+    page 0       magic, token
+    page 1 + i   u64: pid, start ticks, ticks, step, bytes of runs, bytes of report
+                 at 64: generations by run directory, at 1088: the report, JSON objects both
+
+Who holds the lock on byte i of the file has slot i; the kernel frees it at death, and what the
+slot says stays for the supervisor to read. Each process has one slot, whatever number of engines it
+makes. The address (`pid:fd:token` of the supervisor, in the environment) is opened through /proc,
+so that wrappers which close descriptors do no harm; where it leads nowhere, or to something else,
+the trainer runs as it would alone. A forked child lets go: it cannot make its parent look alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from pyengine import config
+from pyengine.config import PAGE_BYTES
+from pyengine.fs import door, process
+from pyengine.fs.forking import register_for_child
+from pyengine.fs.locks import OfdLock
+
+MAGIC = b"pylife01"
+TOKEN_BYTES = 16
+SLOTS = 64
+LIFELINE_BYTES = (1 + SLOTS) * PAGE_BYTES
+
+_ADDRESS = re.compile(r"(\d{1,10}):(\d{1,7}):([0-9a-f]{32})", re.ASCII)
+_WORDS = struct.Struct("<6Q")
+_PID, _START, _TICKS, _STEP, _RUNS_BYTES, _REPORT_BYTES = range(6)
+_RUNS_OFFSET = 64
+_REPORT_OFFSET = 1088
+_TEXT_MAX = 800
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What a slot says: the process, how often it ticked, which generations it has claimed (by run
+    directory), and how it says it ended."""
+
+    pid: int
+    start_ticks: int
+    ticks: int
+    step: int
+    runs: dict[str, int]
+    report: dict[str, Any] | None
+
+
+class Lifeline:
+    """A trainer's end: one slot, held until the process dies. Made by `attach`.
+
+    In a forked child it is inert.
+    """
+
+    def __init__(self, memory: mmap.mmap, slot: int, lock: OfdLock) -> None:
+        self._lock = lock
+        self._page: memoryview | None = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
+        self._words: memoryview | None = self._page[: _WORDS.size].cast("Q")
+        self._runs: dict[str, int] = {}
+        self._write_text(_REPORT_OFFSET, _REPORT_BYTES, b"")
+        self._write_text(_RUNS_OFFSET, _RUNS_BYTES, b"")
+        status = process.read_status(os.getpid())
+        self._words[_START] = status.start_ticks if status else 0
+        self._words[_PID] = os.getpid()
+        self._words[_TICKS] += 1
+        register_for_child(self)
+
+    @classmethod
+    def attach(cls) -> Lifeline | None:
+        """Take a slot of the supervisor that the environment tells of; None: there is none."""
+        match = _ADDRESS.fullmatch(config.lifeline_address() or "")
+        if match is None:
+            return None
+        path = f"/proc/{match[1]}/fd/{match[2]}"
+        with contextlib.suppress(OSError, ValueError):
+            memory = _map(path)
+            is_ours = memory[: len(MAGIC) + TOKEN_BYTES] == MAGIC + bytes.fromhex(match[3])
+            for slot in range(SLOTS if is_ours else 0):
+                lock = OfdLock.try_acquire(path, slot)
+                if lock is not None:
+                    return cls(memory, slot, lock)
+        return None
+
+    def beat(self, step: int) -> None:
+        """Say that a tick was made."""
+        words = self._words
+        if words is not None:
+            words[_TICKS] += 1
+            words[_STEP] = step
+
+    def add_run(self, run_dir: str, generation: int) -> None:
+        """Say which run this process has claimed as which generation, besides those before."""
+        self._runs[run_dir] = generation
+        text = json.dumps(self._runs).encode()
+        if len(text) <= _REPORT_OFFSET - _RUNS_OFFSET:
+            self._write_text(_RUNS_OFFSET, _RUNS_BYTES, text)
+
+    def report(self, error: BaseException) -> None:
+        """Say by which exception this process is about to end; the last word counts."""
+        record = describe_error(error)
+        for message_max, causes_max in ((_TEXT_MAX, 4), (_TEXT_MAX // 4, 1), (0, 0)):
+            record["message"] = record["message"][:message_max]
+            record["causes"] = record["causes"][:causes_max]
+            text = json.dumps(record).encode()
+            if len(text) <= PAGE_BYTES - _REPORT_OFFSET:
+                break
+        self._write_text(_REPORT_OFFSET, _REPORT_BYTES, text)
+
+    def _write_text(self, offset: int, word: int, text: bytes) -> None:
+        if self._page is not None and self._words is not None:
+            self._words[word] = 0  # torn text must not count
+            self._page[offset : offset + len(text)] = text
+            self._words[word] = len(text)
+
+    def _after_fork_in_child(self) -> None:
+        self._page = self._words = None
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return an exception as plain values: `type`, `bases`, `message`, `errno`, and `causes` (the
+    type, bases and errno of what it came from)."""
+    record = _describe(error)
+    record["message"] = str(error)[:_TEXT_MAX]
+    causes: list[dict[str, Any]] = []
+    met = {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in met and len(causes) < 4:
+        met.add(id(cause))
+        causes.append(_describe(cause))
+        cause = cause.__cause__ or cause.__context__
+    return {**record, "causes": causes}
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    bases = [_named(kind) for kind in type(error).__mro__[1:-1]]
+    number = getattr(error, "errno", None)
+    return {
+        "type": _named(type(error)),
+        "bases": bases[:8],
+        "errno": number if isinstance(number, int) else None,
+    }
+
+
+def _named(kind: type) -> str:
+    return kind.__name__.encode("ascii", "replace")[:64].decode()
+
+
+def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:
+    """Return the slots that were ever taken. Text that is torn, or no JSON, reads as absent."""
+    found = []
+    for slot in range(SLOTS):
+        page = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
+        words = _WORDS.unpack_from(page)
+        if words[_PID]:
+            runs = _read_text(page, _RUNS_OFFSET, words[_RUNS_BYTES])
+            report = _read_text(page, _REPORT_OFFSET, words[_REPORT_BYTES])
+            found.append(
+                SlotView(
+                    pid=words[_PID],
+                    start_ticks=words[_START],
+                    ticks=words[_TICKS],
+                    step=words[_STEP],
+                    runs=_generations(runs),
+                    report=report if isinstance(report, dict) else None,
+                )
+            )
+    return found
+
+
+def _generations(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        return {}
+    return {run: number for run, number in value.items() if isinstance(number, int)}
+
+
+def _read_text(page: memoryview, offset: int, length: int) -> Any:
+    if not 0 < length <= PAGE_BYTES - offset:
+        return None
+    try:
+        return json.loads(bytes(page[offset : offset + length]))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _map(path: str) -> mmap.mmap:
+    fd = door.active.open(path, os.O_RDWR)
+    try:
+        if os.fstat(fd).st_size != LIFELINE_BYTES:
+            raise ValueError(f"{path} is no lifeline")
+        return mmap.mmap(fd, LIFELINE_BYTES)
+    finally:
+        door.active.close(fd)

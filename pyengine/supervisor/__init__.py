@@ -1,0 +1,1 @@
+"""The supervisor: `pyengine run` starts a trainer, watches it, and starts it again."""

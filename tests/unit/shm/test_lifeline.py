@@ -1,0 +1,114 @@
+"""The lifeline: what a supervisor sees of its trainers, with real processes at both ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pyengine.shm.lifeline import SLOTS, Lifeline
+from pyengine.supervisor.watch import Watch
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    watch = Watch()
+    monkeypatch.setenv("PYENGINE_LIFELINE", watch.address)
+    yield watch
+    watch.close()
+
+
+def test_a_trainer_is_seen_with_its_ticks_runs_and_last_word(watch):
+    assert watch.trainers() == []
+    lifeline = Lifeline.attach()
+    before = watch.beats()
+    lifeline.beat(41)
+    lifeline.beat(42)
+    lifeline.add_run("/runs/a", 3)
+    lifeline.add_run("/runs/b", 1)
+    lifeline.add_run("/runs/a", 4)
+    lifeline.report(ValueError("x" * 100_000))
+    (seen,) = watch.trainers()
+    assert (seen.pid, seen.step, watch.beats() - before) == (os.getpid(), 42, 2)
+    assert watch.runs() == {"/runs/a": 4, "/runs/b": 1}
+    report, step = watch.last_word()
+    assert (report["type"], step) == ("ValueError", 42)
+
+
+def test_a_long_chain_of_errors_is_still_a_report(watch):
+    lifeline = Lifeline.attach()
+    error = None
+    for depth in range(50):
+        kind = type("E" * 500, (RuntimeError,), {})
+        error, cause = kind("\0é" * 3000 + str(depth)), error
+        error.__cause__ = cause
+    lifeline.report(error)
+    assert watch.last_word()[0]["type"] == "E" * 64
+
+
+def test_each_process_has_a_slot_and_a_dead_ones_is_used_again(watch):
+    code = (
+        "import sys; from pyengine.shm.lifeline import Lifeline\n"
+        "line = Lifeline.attach(); line.beat(7); line.add_run('/x', 2); print('on', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    for child in children:
+        assert child.stdout.readline() == b"on\n"
+    pids = {child.pid for child in children}
+    assert {trainer.pid for trainer in watch.trainers()} == pids
+    assert set(watch.send(signal.SIGKILL)) == pids
+    for child in children:
+        assert child.wait(30) == -signal.SIGKILL
+        child.stdin.close()
+        child.stdout.close()
+    assert watch.send(signal.SIGTERM) == []
+    assert watch.runs() == {"/x": 2}, "what a dead one said stays"
+    lifeline = Lifeline.attach()
+    assert len(watch.trainers()) == 2
+    assert os.getpid() in {trainer.pid for trainer in watch.trainers()}
+    lifeline.beat(1)
+
+
+def test_a_forked_child_cannot_make_its_parent_look_alive(watch):
+    lifeline = Lifeline.attach()
+    before = watch.beats()
+    pid = os.fork()
+    if pid == 0:
+        for step in range(100):
+            lifeline.beat(step)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert watch.beats() == before
+    lifeline.beat(0)
+    assert watch.beats() == before + 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "1:3:" + "0" * 32, "999999999:3:" + "0" * 32, "{pid}:{fd}:00"]
+)
+def test_an_address_that_leads_nowhere_is_as_none(watch, monkeypatch, address):
+    pid, fd, _ = watch.address.split(":")
+    monkeypatch.setenv("PYENGINE_LIFELINE", address.format(pid=pid, fd=fd))
+    assert Lifeline.attach() is None
+    assert watch.trainers() == []
+
+
+def test_the_wrong_token_and_another_file_are_refused(watch, monkeypatch, tmp_path):
+    pid, fd, token = watch.address.split(":")
+    monkeypatch.setenv("PYENGINE_LIFELINE", f"{pid}:{fd}:{token[::-1]}")
+    assert Lifeline.attach() is None
+    with open(tmp_path / "file", "w+b") as file:
+        file.truncate(4096 * 65)
+        monkeypatch.setenv("PYENGINE_LIFELINE", f"{pid}:{file.fileno()}:{token}")
+        assert Lifeline.attach() is None
+
+
+def test_more_trainers_than_slots_run_unseen(watch):
+    held = [Lifeline.attach() for _ in range(SLOTS)]
+    assert None not in held
+    assert Lifeline.attach() is None

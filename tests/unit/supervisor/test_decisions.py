@@ -1,0 +1,127 @@
+"""What the supervisor decides, without processes: classes of faults, pauses, crash loops, hangs."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from pyengine import errors
+from pyengine.shm.lifeline import describe_error
+from pyengine.supervisor.faults import Death, classify, told
+from pyengine.supervisor.liveness import Liveness
+from pyengine.supervisor.restarts import Again, Enough, Restarts
+from pyengine.supervisor.settings import Settings
+
+EXITED = Death(1, None)
+KILLED = Death(None, 9)
+
+
+def _caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("bug"), "exit"),
+        (OSError(errno.ENOSPC, "full"), "storage"),
+        (OSError(errno.EIO, "bad"), "storage"),
+        (FileNotFoundError(errno.ENOENT, "no such file"), "exit"),
+        (errors.NoSpaceError("full", needed_bytes=2, free_bytes=1), "storage"),
+        (errors.DamageError("bad", path="x"), "damage"),
+        (errors.TruncatedFileError("short", path="x"), "damage"),
+        (errors.RunBusyError("in use", path="x", pid=1, host="h", since=""), "busy"),
+        (errors.StaleGenerationError("claimed anew", path="x"), "busy"),
+        (errors.SnapshotFailedError("not durable"), "storage"),
+        (errors.SnapshotBusyError("slow"), "exit"),
+        (_caused(errors.SnapshotError("no"), OSError(errno.ESTALE, "stale")), "storage"),
+        (_caused(RuntimeError("on the way"), errors.DamageError("bad", path="x")), "damage"),
+    ],
+)
+def test_the_exception_that_ended_it_tells_the_class(error, expected):
+    report = describe_error(error)
+    assert classify(EXITED, report, is_hung=False, is_reachable=True) == expected
+
+
+def test_without_a_word_the_status_tells_the_class():
+    assert classify(EXITED, None, is_hung=False, is_reachable=True) == "exit"
+    assert classify(KILLED, None, is_hung=False, is_reachable=True) == "signal"
+    assert classify(KILLED, None, is_hung=True, is_reachable=True) == "hang"
+    assert classify(KILLED, None, is_hung=False, is_reachable=False) == "storage"
+
+
+def test_an_old_word_does_not_explain_a_signal():
+    report = describe_error(OSError(errno.ENOSPC, "full"))
+    assert classify(KILLED, report, is_hung=False, is_reachable=True) == "signal"
+    assert "full" not in told(KILLED, "signal", report)
+
+
+def test_a_report_of_nonsense_is_none():
+    for report in ({}, {"causes": 5}, {"type": None, "bases": {}, "causes": [1, None]}):
+        assert classify(EXITED, report, is_hung=False, is_reachable=True) == "exit"
+
+
+def test_statuses_are_those_of_a_shell():
+    assert (EXITED.exit_status, KILLED.exit_status) == (1, 137)
+
+
+def _restarts(**settings):
+    return Restarts(Settings((), **settings), chance=lambda: 1.0)
+
+
+def test_pauses_double_up_to_a_cap_and_are_stretched_by_chance():
+    restarts = _restarts(backoff=1.0, backoff_max=5.0, jitter=0.5, crash_limit=99)
+    pauses = [restarts.died(0.0, "x", has_new_snapshot=False).pause_seconds for _ in range(5)]
+    assert pauses == [1.5, 3.0, 6.0, 7.5, 7.5]
+
+
+def test_a_new_snapshot_begins_the_count_anew():
+    restarts = _restarts(backoff=1.0, jitter=0.0, crash_limit=3)
+    for _ in range(4):
+        assert restarts.died(0.0, "x", has_new_snapshot=False) == Again(1.0, 1)
+        assert restarts.died(0.0, "x", has_new_snapshot=False) == Again(2.0, 2)
+        assert restarts.died(0.0, "x", has_new_snapshot=True) == Again(1.0, 0)
+
+
+def test_deaths_in_vain_within_the_window_are_a_crash_loop_that_says_why():
+    restarts = _restarts(crash_limit=3, crash_window=10.0)
+    restarts.died(0.0, "x", has_new_snapshot=False)
+    restarts.died(5.0, "x", has_new_snapshot=False)
+    end = restarts.died(9.0, "exit status 1 (ValueError: bug)", has_new_snapshot=False)
+    assert isinstance(end, Enough)
+    assert end.result == "crash loop"
+    assert "3 deaths within 9 s without a new snapshot" in end.reason
+    assert "ValueError: bug" in end.reason
+
+
+def test_deaths_far_apart_are_no_crash_loop():
+    restarts = _restarts(crash_limit=2, crash_window=10.0)
+    for at in range(0, 200, 20):
+        assert isinstance(restarts.died(float(at), "x", has_new_snapshot=False), Again)
+
+
+def test_restarts_are_counted_whatever_they_brought():
+    restarts = _restarts(max_restarts=2)
+    assert isinstance(restarts.died(0.0, "x", has_new_snapshot=True), Again)
+    assert isinstance(restarts.died(0.0, "x", has_new_snapshot=True), Again)
+    end = restarts.died(0.0, "x", has_new_snapshot=True)
+    assert isinstance(end, Enough)
+    assert (end.result, restarts.count) == ("restarts used up", 2)
+
+
+def _watched(timeout, times, signs):
+    liveness = Liveness(0.0, timeout)
+    return [liveness.look(at, sign) for at, sign in zip(times, signs, strict=True)]
+
+
+def test_silence_is_a_hang_and_any_change_is_a_sign_of_life():
+    times = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert _watched(2.0, times, [1] * 6) == [False] * 4 + [True, True]
+    assert _watched(2.0, times, [1, 2, 3, 4, 5, 0]) == [False] * 6
+    assert not any(_watched(None, times, [1] * 6))
+
+
+def test_a_supervisor_that_slept_blames_nobody():
+    assert _watched(2.0, [0.1, 500.0, 500.1], [1, 1, 1]) == [False] * 3
