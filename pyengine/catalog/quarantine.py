@@ -155,7 +155,7 @@ def damaged_files(run_dir: str) -> dict[FileIdentity, str]:
 
 def shared_file(info: SnapshotInfo, damaged: dict[FileIdentity, str]) -> tuple[str, str] | None:
     """Return (path below the snapshot, path of the damaged file) where it holds one of them."""
-    for file, identity in _identities(info):
+    for file, identity in _identities(info) if damaged else ():
         if identity in damaged:
             return file, damaged[identity]
     return None
