@@ -2,8 +2,9 @@
 
 A dead trainer's writer has persisted them: full segments as they sealed, open rows in parts as it
 drained. They belong to the newest line that grew from the snapshot: the snapshot's own, or one that
-a restore of it has opened since. A line whose files do not reach its own start was opened by a
-restore that was killed before it had given the files their names: an older one counts then.
+a restore of it has opened since. A line without later rows was opened by a restore that failed or
+got no further; one whose files do not reach its own start by a restore that was killed before it had
+given the files their names: an older one counts then.
 
 What is taken is contiguous, lane by lane, and verified to the last byte: a file that is damaged or
 missing ends a lane, unless what follows it fills the window alone.
@@ -61,8 +62,10 @@ def find_later_rows(
     """
     for line in _lines_of(run_dir, info):
         found = {ring: _extend(run_dir, ring, header, line) for ring, header in headers.items()}
-        if all(_reaches(found[ring].header, line.start_rows.get(ring, ())) for ring in found):
-            return {ring: later for ring, later in found.items() if later.added}
+        later = {ring: rows for ring, rows in found.items() if rows.added}
+        starts = line.start_rows
+        if later and all(_reaches(found[ring].header, starts.get(ring, ())) for ring in found):
+            return later
     return {}
 
 
