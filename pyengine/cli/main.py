@@ -1,7 +1,7 @@
 """The command line: `pyengine inspect`, `verify`, `branch`, `gc` and `run`.
 
 Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` has its own.
-Results go to stdout, as tables or with `--json` as one JSON object; progress and errors go to stderr.
+Results go to stdout, as tables or with `--json` as one JSON object; progress and errors to stderr.
 """
 
 from __future__ import annotations
