@@ -9,26 +9,23 @@ page cache where the kernel lets go of it, before it is called damage.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import xxhash
 
 from pyengine.catalog import commit, scan
 from pyengine.catalog.info import Problem, SnapshotInfo
-from pyengine.errors import DamageError, PyengineError, TruncatedFileError
+from pyengine.errors import DamageError, PyengineError
 from pyengine.format import names, segment
 from pyengine.format.buffer_header import BUFFER_HEADER_MAX_BYTES, BufferHeader, Extent
+from pyengine.format.frame import read_frame, read_range
 from pyengine.format.manifest import FileRecord
 from pyengine.fs import door
 from pyengine.fs.beneath import check_size, drop_cache, open_beneath, read_beneath
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-_CHUNK_BYTES = 8 * 1024 * 1024
-_MAP_NORESERVE = 0x4000
 
 
 def verify_snapshot(
@@ -80,7 +77,7 @@ def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, in
 
 def _verify_open_segment(fd: int, path: str) -> tuple[segment.SegmentHeader, int]:
     size_bytes = os.fstat(fd).st_size
-    image = memoryview(_read_frame(fd, size_bytes, path))
+    image = memoryview(read_frame(fd, size_bytes, path))
     header = segment.parse_header(image, path)
     check_size(path, size_bytes, header.file_bytes)
     checksum = segment.verify_checksum(image, header, path)
@@ -143,7 +140,7 @@ class _Verifier:
         if record.covers == "all":
             self._check_all(fd, record, path)
         else:
-            image = memoryview(_read_frame(fd, record.size_bytes, path))
+            image = memoryview(read_frame(fd, record.size_bytes, path))
             segment.check_version(image, path, int(record.xxh3_64, 16))
             header = segment.parse_header(image, path)
             _expect_sum(path, record, segment.checksum_of(image, header))
@@ -155,7 +152,7 @@ class _Verifier:
 
     def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
         digest = xxhash.xxh3_64()
-        for view in _read_range(fd, 0, record.size_bytes, path):
+        for view in read_range(fd, 0, record.size_bytes, path):
             digest.update(view)
             self._report(len(view))
         _expect_sum(path, record, digest.intdigest())
@@ -191,7 +188,7 @@ def check_blocks(
     """Read every block of an open segment file; DamageError names the first bad one."""
     for block, offset, length in segment.iter_blocks(header):
         digest = xxhash.xxh3_64()
-        for view in _read_range(fd, offset, length, path):
+        for view in read_range(fd, offset, length, path):
             digest.update(view)
         if digest.intdigest() != hashes[block]:
             raise DamageError(
@@ -230,37 +227,3 @@ def _expect_sum(path: str, record: FileRecord, got: int) -> None:
             expected=record.xxh3_64,
             got=f"{got:016x}",
         )
-
-
-def _read_range(fd: int, offset: int, length: int, path: str) -> Iterator[memoryview]:
-    """Yield `length` bytes from `offset` in pieces that are valid until the next one."""
-    buffer = memoryview(bytearray(min(length, _CHUNK_BYTES)))
-    end = offset + length
-    while offset < end:
-        count = door.active.pread_into(fd, [buffer[: end - offset]], offset)
-        if count == 0:
-            raise TruncatedFileError(f"{path} ends at {offset}", path=path, offset=offset)
-        yield buffer[:count]
-        offset += count
-
-
-def _read_frame(fd: int, file_bytes: int, path: str) -> mmap.mmap:
-    """Return an image of a segment file in which only header and block table were read.
-
-    The rows' pages are never touched and take no memory, so that a file of any size will do.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    image = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
-    _fill(fd, image, 0, min(file_bytes, segment.HEADER_RECORD_BYTES), path)
-    if file_bytes >= segment.HEADER_RECORD_BYTES:
-        values = segment.HEADER.unpack_from(image, 0)
-        header_bytes, table_offset = values[2], values[11]
-        _fill(fd, image, 0, min(header_bytes, file_bytes), path)
-        _fill(fd, image, min(table_offset, file_bytes), file_bytes, path)
-    return image
-
-
-def _fill(fd: int, image: mmap.mmap, begin: int, end: int, path: str) -> None:
-    for view in _read_range(fd, begin, end - begin, path):
-        image[begin : begin + len(view)] = view
-        begin += len(view)
