@@ -121,6 +121,7 @@ class RingRestore:
             eager=options.eager,
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
+            on_damage=options.on_damage,
         )
         if self._later is not None:
             # Numbers that adopted parts have are not given to others.
@@ -134,6 +135,8 @@ class RingRestore:
         notes = [] if options.replay_last is None else [f"replay_last={options.replay_last}"]
         if self._later is not None:
             notes.append(f"{self._later.added} rows added after the snapshot")
+        dropped = self._prepared.storage.core.dropped_rows
+        notes += [f"{dropped} rows are dropped"] if dropped else []
         notes += _given_up(self._ring)
         self._ring.exchange(self._prepared)
         rows, note = self._prepared.rows, "; ".join(notes)

@@ -240,6 +240,15 @@ class RingBinding:
         runs = self._look(lambda storage: storage.core.dropped()) or ()
         return tuple(DroppedRun(*run) for run in runs)
 
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows were dropped, or may be as long as files are mapped."""
+        storage = self._storage
+        if storage is None:
+            return False
+        is_open = storage.on_damage == "drop" and bool(storage.mapped)
+        return is_open or storage.core.dropped_rows > 0
+
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the live mutable fields, (capacity, *shape) by position; copy inside `freeze`."""
         return (self._storage or self._make_storage()).mutable_arrays()

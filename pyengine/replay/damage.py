@@ -14,7 +14,7 @@ from typing import Literal
 from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError
 from pyengine.events import logger
-from pyengine.format.segment import iter_blocks
+from pyengine.format.segment import block_rows, iter_blocks
 from pyengine.fs import door
 from pyengine.replay.faults import damage_error, forget_cached, is_unreadable
 from pyengine.replay.storage import Storage
@@ -41,10 +41,20 @@ def settle_fault(storage: Storage, fault: BlockFault) -> bool:
         is_damage = isinstance(error, DamageError) or is_unreadable(second.error_number)
         if storage.on_damage == "raise" or not is_damage:
             raise error from None
-        rows = rows_of_block(storage, second.block)
-        first = second.segment * storage.plan.segment_rows + rows.start
-        drop_rows(storage, second.lane, first, len(rows), error)
+        rows = _rows_of(storage, second)
+        drop_rows(storage, second.lane, rows.start, len(rows), error)
         return True
+
+
+def has_valid_rows(storage: Storage, fault: BlockFault) -> bool:
+    """Whether valid rows of the ring lie in a block."""
+    rows = _rows_of(storage, fault)
+    tail, total = storage.windows()[fault.lane]
+    first = max(rows.start, tail)
+    for lane, start, count in storage.core.dropped():
+        if lane == fault.lane and start <= first < start + count:
+            first = start + count
+    return first < min(rows.stop, total)
 
 
 def drop_rows(storage: Storage, lane: int, first: int, count: int, error: Exception) -> None:
@@ -64,14 +74,12 @@ def drop_rows(storage: Storage, lane: int, first: int, count: int, error: Except
         )
 
 
-def rows_of_block(storage: Storage, block: int) -> range:
-    """Return the rows of a full segment that a block holds values of, counted within it."""
-    for field in storage.plan.layout.fields:
-        index = block - field.first_block
-        if 0 <= index < field.block_count:
-            begin = index << field.block_shift
-            return range(begin, min(begin + (1 << field.block_shift), storage.plan.segment_rows))
-    raise ValueError(f"a segment has no block {block}")
+def _rows_of(storage: Storage, fault: BlockFault) -> range:
+    """Return the ids of the rows that a block holds values of."""
+    plan = storage.plan
+    rows = block_rows(plan.layout, fault.block)
+    start = fault.segment * plan.segment_rows
+    return range(start + rows.start, start + min(rows.stop, plan.segment_rows))
 
 
 def _read_again(storage: Storage, fault: BlockFault) -> BlockFault | None:

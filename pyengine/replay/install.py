@@ -15,7 +15,7 @@ from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.segment import KIND_SEGMENT
-from pyengine.replay.damage import drop_rows, settle_fault
+from pyengine.replay.damage import drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles
 from pyengine.replay.storage import Storage
@@ -210,12 +210,13 @@ def _map_full(
 
 
 def _verify_whole(storage: Storage, lane: int, segment: int) -> None:
-    """Verify every block of a mapped segment, so far as their rows are not dropped."""
+    """Verify every block of a mapped segment; one whose rows are dropped already may be bad."""
     for block in range(storage.plan.layout.block_count):
         try:
             storage.core.verify_blocks(lane, segment, block, block + 1)
         except BlockFault as fault:
-            settle_fault(storage, fault)
+            if has_valid_rows(storage, fault):
+                settle_fault(storage, fault)
 
 
 def _copy_open(

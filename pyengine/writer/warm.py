@@ -2,7 +2,8 @@
 
 Only when there is nothing else to do, one segment at a time, oldest last: the newest rows are
 sampled as often as any and stay longest. A file is read, not mapped, so that a bad sector is an
-error instead of a signal. Damage is told, and left for the trainer to meet at its first touch.
+error instead of a signal. Damage, read twice, is told, and left for the trainer to meet at its
+first touch.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ def _is_verified(ring: RingView, lane: int, segment: int) -> bool:
 
 def _verify(ring: RingView, record: FileRecordTuple) -> None:
     path = ring.path(pool_name(record))
+    try:
+        _verify_once(path, record)
+    except DamageError:
+        _forget_cached(path)
+        _verify_once(path, record)
+
+
+def _verify_once(path: str, record: FileRecordTuple) -> None:
     size_bytes = record[6]
     # Never closed by hand: an exception's traceback may still hold a view when it travels on.
     image = memoryview(mmap.mmap(-1, size_bytes))
@@ -99,6 +108,15 @@ def _verify(ring: RingView, record: FileRecordTuple) -> None:
         raise DamageError(
             f"{path}: block {block} at byte {offset} is damaged", path=path, offset=offset
         )
+
+
+def _forget_cached(path: str) -> None:
+    """Let the next look be at the disk; pages that the trainer has mapped stay."""
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        door.active.close(fd)
 
 
 def _read(path: str, image: memoryview) -> int:
