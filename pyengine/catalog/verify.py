@@ -155,9 +155,7 @@ class _Verifier:
             self._segments[record.path] = header
             if self._eager:
                 hashes = segment.block_hashes(image, header)
-                check_blocks(
-                    fd, header, hashes, path, self._report, self._used.get(record.path)
-                )
+                check_blocks(fd, header, hashes, path, self._report, self._used.get(record.path))
 
     def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
         digest = xxhash.xxh3_64()

@@ -51,10 +51,10 @@ class SnapshotEngine:
     up so that training could go on is logged, and an error only for who waits for it. `on_damage`
     says what becomes of rows whose block of a restored segment file turns out to be damaged when it
     is first touched: an error each time ("raise"), or they leave the ring, loudly, and the run goes
-    on without them ("drop"; see `ReplayBuffer.dropped`). `fresh=True` begins anew in a directory that holds snapshots;
-    `strict=True` makes a ring that will not fit into memory an error at `track`; `track_rng=False`
-    leaves the process's random generators out. `algorithm` and `notes` (plain JSON values) go into
-    every manifest.
+    on without them ("drop"; see `ReplayBuffer.dropped`). `fresh=True` begins anew in a directory
+    that holds snapshots; `strict=True` makes a ring that will not fit into memory an error at
+    `track`; `track_rng=False` leaves the process's random generators out. `algorithm` and `notes`
+    (plain JSON values) go into every manifest.
 
     The constructor claims the directory and starts the writer process. It waits up to `drain_wait`
     seconds for the writer of a dead trainer to finish. `takeover=True` claims the run of a trainer

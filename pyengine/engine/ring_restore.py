@@ -108,7 +108,8 @@ class RingRestore:
             line=line,
             next_sequence=lambda: next(numbers),
         )
-        for file in {extent.file for extent in own}:
+        replaced = () if self._later is None else self._later.replaced
+        for file in {extent.file for extent in (*own, *replaced)}:
             self._files[file] = self._segment_file(file, records.get(file), directory)
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
@@ -122,6 +123,7 @@ class RingRestore:
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
             on_damage=options.on_damage,
+            replaced=() if self._later is None else self._later.replaced,
         )
         if self._later is not None:
             # Numbers that adopted parts have are not given to others.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pyengine._native.ring import exchange
 from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError
-from pyengine.format.buffer_header import BufferHeader, DroppedRun, LaneRecord
+from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
@@ -285,13 +285,15 @@ class RingBinding:
         replay_last: int | None = None,
         keep_breaks: bool = False,
         on_damage: OnDamage = "raise",
+        replaced: Sequence[Extent] = (),
     ) -> PreparedRing:
         """Put a snapshot's contents into storage that `exchange` can give to this ring.
 
         `files` gives each file of the header's extents. Full segments are mapped where they lie;
         only rows of open segments are copied. `eager` verifies every block first. Rows of a damaged
         block, now and as long as the storage is used, are an error, or leave the ring
-        (`on_damage="drop"`). `replay_last`
+        (`on_damage="drop"`). `replaced` are extents whose rows come from other files, but are lost
+        where these are damaged. `replay_last`
         keeps at most so many of the newest rows. A break is set at each lane's total_count unless
         `keep_breaks` (the environments were restored too). New segments are written under `line`
         (None: the ring's own). Raises StateMismatchError, DamageError, SharedMemoryError, OSError;
@@ -310,6 +312,7 @@ class RingBinding:
                 eager=eager,
                 replay_last=replay_last,
                 keep_breaks=keep_breaks,
+                replaced=replaced,
             )
             storage.start_reserving()
         except BaseException:

@@ -6,7 +6,7 @@ takes it in one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -104,6 +104,7 @@ def install(
     eager: bool,
     replay_last: int | None,
     keep_breaks: bool,
+    replaced: Sequence[Extent],
 ) -> int:
     """Fill `storage` with all but the sampler; see ReplayBuffer.prepare. Returns the valid rows."""
     core = storage.core
@@ -128,6 +129,8 @@ def install(
                 _map_full(storage, opened, header, extent, eager=eager)
             else:
                 _copy_open(storage, opened, header, extent, images)
+        for extent in replaced:
+            _verify_replaced(storage, opened, extent)
     images.open_heads(header)
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
@@ -253,6 +256,18 @@ def _copy_open(
                 raise bad.error
             begin = first + bad.rows.start - file_row
             drop_rows(storage, extent.lane, begin, len(bad.rows), bad.error)
+
+
+def _verify_replaced(storage: Storage, opened: SegmentFiles, extent: Extent) -> None:
+    """Give up rows that a segment has in place of a part which is damaged where they lie."""
+    file = opened.get(extent.file)
+    sizes = [extent.row_count * field.row_bytes for field in storage.plan.layout.fields]
+    scratch = [memoryview(bytearray(size)) for size in sizes]
+    for bad in file.copy_rows(extent.file_row, extent.row_count, scratch):
+        if storage.on_damage == "raise":
+            raise bad.error
+        first = extent.first_row + bad.rows.start - extent.file_row
+        drop_rows(storage, extent.lane, first, len(bad.rows), bad.error)
 
 
 def _misplaced(file: OpenFile, extent: Extent) -> DamageError:

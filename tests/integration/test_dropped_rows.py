@@ -169,3 +169,26 @@ def test_inspect_lists_dropped_rows(saved: tuple[Path, dict[str, str]]) -> None:
 def test_on_damage_is_one_of_two_words(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="on_damage: expected one of 'raise', 'drop'"):
         pyengine.SnapshotEngine(tmp_path / "run", on_damage="ignore")  # type: ignore[arg-type]
+
+
+def test_rows_that_were_dropped_do_not_come_back_empty_with_later_ones(
+    saved: tuple[Path, dict[str, str]],
+) -> None:
+    """The open segment was written full, with nothing where the dropped rows had been."""
+    run_dir, _ = saved
+    file = spoil_part(run_dir, 1)
+    with tracking(run_dir, on_damage="drop") as (engine, training):
+        engine.restore()
+        for step in range(20, 30):
+            training.insert(step)
+    with tracking(run_dir, on_damage="drop") as (engine, training):
+        report = engine.restore(replay="latest")
+        assert f"{10 * LANES} rows added after the snapshot" in report.component("replay").note
+        gone = tuple(DroppedRun(lane, 2 * R, 4) for lane in range(LANES))
+        assert training.ring.dropped == gone
+        kept = [row for row in range(30) if not 2 * R <= row < 2 * R + 4]
+        assert (training.ring.refs() // LANES).tolist() == np.repeat(kept, LANES).tolist()
+        check(training.ring)
+    with tracking(run_dir) as (engine, training), pytest.raises(errors.DamageError) as caught:
+        engine.restore(replay="latest")
+    assert caught.value.path == str(file)
