@@ -135,6 +135,66 @@ def test_a_damaged_part_costs_the_open_rows_of_its_block(
         check(training.ring)
 
 
+def test_holes_in_the_middle_of_files_are_several_extents_of_one_file(tmp_path: Path) -> None:
+    """Rows of 16 KiB: a segment has 16, a block of `obs` 4."""
+    run_dir = tmp_path / "run"
+
+    def wide_ring() -> pyengine.ReplayBuffer:
+        return pyengine.ReplayBuffer({"obs": ((16384,), "uint8"), "id": "int64"}, 64, seed=1)
+
+    def add(ring: pyengine.ReplayBuffer, ids: range) -> None:
+        for row in ids:
+            ring.add(obs=np.full((1, 16384), row, np.uint8), id=[row])
+
+    def check_wide(ring: pyengine.ReplayBuffer, ids: list[int]) -> None:
+        batch = ring.gather(ring.refs())
+        assert batch["id"].tolist() == ids
+        assert batch["obs"].min(1).tolist() == batch["obs"].max(1).tolist() == ids
+
+    with wide_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        add(ring, range(40))
+        engine.snapshot(0).wait(60)
+        layout = ring._plan.layout
+    directory = run_dir / "snapshots" / committed(run_dir)[-1] / "buffer" / "replay"
+    (full,) = directory.glob("segment-*-0-16-16-*.seg")
+    (part,) = directory.glob("segment-*-part-*.seg")
+    change(full, layout.fields[0].offset + 5 * 16384)  # row 21
+    change(part, layout.fields[0].offset + 5 * 16384)  # row 37
+    gone = (DroppedRun(0, 20, 4), DroppedRun(0, 36, 4))
+    kept = [*range(20), *range(24, 36), *range(40, 50)]
+    with wide_ring() as ring, pyengine.SnapshotEngine(run_dir, on_damage="drop") as engine:
+        engine.track(replay=ring)
+        engine.restore()
+        touch_all(ring)
+        add(ring, range(40, 50))
+        assert ring.dropped == gone
+        check_wide(ring, kept)
+        engine.snapshot(1).wait(60)
+    newest = run_dir / "snapshots" / committed(run_dir)[-1]
+    header = json.loads((newest / "buffer" / "replay" / "buffer_header.json").read_text())
+    runs = [(first, count, at) for _, first, count, _, at in header["extents"]]
+    assert runs == [(0, 16, 0), (16, 4, 0), (24, 8, 8), (32, 4, 0), (40, 8, 8), (48, 2, 0)]
+    assert len({extent[3] for extent in header["extents"]}) == 4
+    assert verify_snapshot(str(newest)) == []
+    for eager in (False, True):
+        with wide_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+            engine.track(replay=ring)
+            engine.restore(eager=eager)
+            assert ring.dropped == gone
+            check_wide(ring, kept)
+            assert ring.storage is not None
+            assert len(ring.storage.mapped) == 3
+            add(ring, range(50, 90))
+            assert ring.dropped == (DroppedRun(0, 36, 4),)
+            check_wide(ring, [*range(26, 36), *range(40, 90)])
+    # More damage, to a row that was kept: that is told.
+    (full,) = (newest / "buffer" / "replay").glob("segment-*-0-16-16-*.seg")
+    change(full, layout.fields[0].offset)
+    (problem,) = verify_snapshot(str(newest))
+    assert problem.path == str(full)
+
+
 def test_a_header_that_is_damaged_stays_an_error(saved: tuple[Path, dict[str, str]]) -> None:
     """Which rows a file holds is then not known: no rows can be given up for others."""
     run_dir, _ = saved
