@@ -107,10 +107,10 @@ cdef class RingCore(RingRead):
                 pe_ring_unlock(&self._ring)
         _report(status, &fault)
 
-    def forget_block(self, uint64_t lane, uint64_t segment, uint64_t block):
+    def forget_segment(self, uint64_t lane, uint64_t segment):
         self._check_segment(lane)
-        self._lock_shared()
-        pe_ring_forget(&self._ring, lane, segment, block)
+        self._lock()
+        pe_ring_forget(&self._ring, lane, segment)
         pe_ring_unlock(&self._ring)
 
     def drop_rows(self, uint64_t lane, uint64_t first, uint64_t count):

@@ -91,7 +91,7 @@ cdef extern from "ring.h" nogil:
                          int64_t *refs)
     pe_status pe_ring_verify(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
                              uint64_t end, pe_fault *fault)
-    void pe_ring_forget(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t block)
+    void pe_ring_forget(pe_ring *ring, uint64_t lane, uint64_t segment)
     pe_status pe_ring_drop(pe_ring *ring, uint64_t lane, uint64_t first, uint64_t count,
                            uint64_t *added)
     void pe_ring_set_lane(pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t total_count,

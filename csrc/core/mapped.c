@@ -194,17 +194,11 @@ enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segm
   return PE_OK;
 }
 
-void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t block) {
+void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   const uint8_t *image = file_image(ring, lane, segment);
   if (image == NULL) return;
-  for (uint32_t f = 0; f < ring->field_count; f++) {
-    const struct pe_field_record *field = &ring->fields[f];
-    if (block < field->first_block || block - field->first_block >= field->block_count) continue;
-    uint64_t offset, bytes;
-    pe_block_range(field, block - field->first_block, &offset, &bytes);
-    void *pages = block_pages(image, offset, &bytes);
-    (void)madvise(pages, bytes, MADV_DONTNEED);
-    _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
+  _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
+  for (uint64_t block = 0; block < ring->control->blocks_per_segment; block++)
     atomic_store_explicit(&tags[block], 0, memory_order_release);
-  }
+  (void)madvise((void *)(uintptr_t)image, plan_of(ring)->file_bytes, MADV_DONTNEED);
 }

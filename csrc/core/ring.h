@@ -198,9 +198,10 @@ enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_
 enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
                               uint64_t end, struct pe_fault *fault);
 
-/* Let go of the pages of a mapped block, so that the page cache may drop them, and of what is known
- * of it: it is read and verified again. Shared lock held. */
-void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t block);
+/* Let go of the pages of a mapped segment, so that the page cache may drop them, and of what is known
+ * of its blocks: all are verified again. Whole files, because the kernel drops nothing of a large
+ * folio that is mapped in part (6.18). Exclusive lock held: nobody is between verifying and copying. */
+void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment);
 
 /* Give rows [first, first + count) of a lane up, those of them that are in the window: they are
  * drawn and gathered no more, and age out like any other. `added`: those that were valid until now.

@@ -141,8 +141,11 @@ class RingCore:
 
         Nothing where the segment left the window.
         """
-    def forget_block(self, lane: int, segment: int, block: int) -> None:
-        """Let go of a mapped block's pages, so that the page cache may drop them too."""
+    def forget_segment(self, lane: int, segment: int) -> None:
+        """Let go of a mapped segment's pages, so that the page cache may drop them too.
+
+        None of its blocks counts as verified any more.
+        """
     def drop_rows(self, lane: int, first: int, count: int) -> int:
         """Give up rows of the window; return how many were valid until now."""
     @property

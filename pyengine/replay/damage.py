@@ -14,7 +14,7 @@ from typing import Literal
 from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError
 from pyengine.events import logger
-from pyengine.format.segment import block_rows, iter_blocks
+from pyengine.format.segment import block_rows
 from pyengine.fs import door
 from pyengine.replay.faults import damage_error, forget_cached, is_unreadable
 from pyengine.replay.storage import Storage
@@ -88,9 +88,9 @@ def _read_again(storage: Storage, fault: BlockFault) -> BlockFault | None:
     if fault.error_number and not is_unreadable(fault.error_number):
         return fault
     path = storage.paths.get((lane, segment))
-    core.forget_block(lane, segment, block)
+    core.forget_segment(lane, segment)
     if path is not None:
-        _forget_file_range(storage, path, block)
+        _forget_file(path)
     try:
         core.verify_blocks(lane, segment, block, block + 1)
     except BlockFault as second:
@@ -110,14 +110,12 @@ def _read_again(storage: Storage, fault: BlockFault) -> BlockFault | None:
     return None
 
 
-def _forget_file_range(storage: Storage, path: str, block: int) -> None:
+def _forget_file(path: str) -> None:
     try:
         fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return  # pruned meanwhile; the mapping is all there is
     try:
-        for number, offset, size in iter_blocks(storage.plan.layout):
-            if number == block:
-                forget_cached(fd, offset, size)
+        forget_cached(fd)
     finally:
         door.active.close(fd)

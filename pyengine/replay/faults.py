@@ -7,7 +7,6 @@ import errno
 import os
 
 from pyengine._native.ring import BlockFault, NoMemory
-from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, SharedMemoryError, TruncatedFileError
 from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
@@ -71,14 +70,14 @@ def _truncation(storage: Storage, path: str) -> TruncatedFileError | None:
     return None
 
 
-def forget_cached(fd: int, offset: int, length: int) -> None:
-    """Ask the kernel to drop a range of a file from the page cache, so that it is read again.
+def forget_cached(fd: int) -> None:
+    """Ask the kernel to drop a file from the page cache, so that it is read again.
 
-    A hint: pages that somebody has mapped or written stay.
+    A hint: pages that somebody has mapped or written stay. The whole file, because nothing of a
+    large folio that is wanted in part is dropped.
     """
-    begin = offset - offset % PAGE_BYTES
     with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, begin, offset + length - begin, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemoryError:

@@ -137,7 +137,7 @@ class OpenFile:
                 if got == expected:
                     return _Block(number, data, None)
                 error = _damage(self.path, offset, expected, got)
-            forget_cached(self._fd, offset, size)
+            forget_cached(self._fd)
         return _Block(number, data, error)
 
 
@@ -204,7 +204,7 @@ class SegmentFiles:
         try:
             return self._check_once(fd, size, file)
         except DamageError:
-            forget_cached(fd, 0, size)
+            forget_cached(fd)
             return self._check_once(fd, size, file)
 
     def _check_once(self, fd: int, size: int, file: SegmentFile) -> OpenFile:

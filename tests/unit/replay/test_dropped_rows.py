@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 import numpy as np
@@ -210,18 +211,58 @@ def test_what_is_wrong_only_once_is_no_damage(tmp_path, monkeypatch, caplog):
         path, offset = spoil(ring, 1, "obs", 1)
         mended = []
 
-        def mend(storage, file, block):
+        def mend(file):
             assert file == path
-            mended.append(block)
+            mended.append(file)
             if len(mended) == 1:
                 flip(path_of(ring, 1), offset + 7)
 
-        monkeypatch.setattr(damage, "_forget_file_range", mend)
+        monkeypatch.setattr(damage, "_forget_file", mend)
         with caplog.at_level(logging.WARNING, "pyengine"):
             assert ring.sample(3000).indices.tolist() == expected
         assert len(mended) == 1
         assert ring.dropped == ()
         assert "wrong when it was read first" in caplog.text
+
+
+def test_the_second_look_is_at_the_disk(tmp_path, monkeypatch):
+    """Nothing of the file is in the page cache then, whatever was read of it before."""
+    with mapped_ring(tmp_path) as ring:
+        path, offset = spoil(ring, 1, "obs", 1)
+        forget_pages(path)
+        ring.gather([R, R + 3 * BLOCK])
+        forget, cached = damage._forget_file, []
+
+        def watch(file):
+            fd = os.open(file, os.O_RDONLY)
+            try:
+                cached.append(is_cached(fd, offset))
+                forget(file)
+                cached.append(is_cached(fd, offset) or is_cached(fd, offset - BLOCK * 512))
+            finally:
+                os.close(fd)
+
+        monkeypatch.setattr(damage, "_forget_file", watch)
+        with pytest.raises(DamageError):
+            ring.gather([R + BLOCK])
+        if not forgettable(tmp_path):
+            pytest.skip("this file system keeps files in memory alone")
+        assert cached == [True, False]
+
+
+def is_cached(fd, offset):
+    try:
+        return os.preadv(fd, [bytearray(4096)], offset, os.RWF_NOWAIT) > 0
+    except BlockingIOError:
+        return False
+
+
+def forgettable(directory):
+    probe = directory / "probe"
+    probe.write_bytes(bytes(4096))
+    forget_pages(probe)
+    with probe.open("rb") as file:
+        return not is_cached(file.fileno(), 0)
 
 
 def test_a_damaged_open_row_is_an_error_of_the_restore_or_dropped(tmp_path):
@@ -278,3 +319,17 @@ def test_damaged_starts_cost_their_rows_when_they_are_asked_for(tmp_path):
         assert ring.gather([3 * R])["id"].tolist() == [3 * R]
         assert ring.breaks().tolist() == [0, 4 * R]
         assert ring.dropped == (DroppedRun(0, 3 * R, R),)
+
+
+def test_after_an_eager_restore_every_block_that_is_left_is_verified(tmp_path):
+    with saved(tmp_path, 4096) as files, new_ring() as ring:
+        layout = ring._plan.layout
+        obs = next(field for field in layout.fields if field.name == "obs")
+        for index in (1, 3):
+            flip(tmp_path / "0-2.seg", obs.offset + index * BLOCK * 512)
+        assert files.install(ring, on_damage="drop", eager=True) == 4096 - 2 * BLOCK
+        control = ring.storage.control
+        blocks = range(layout.block_count)
+        bad = {(2, obs.first_block + 1), (2, obs.first_block + 3)}
+        unverified = {(n, b) for n in range(8) for b in blocks if not control.is_verified(0, n, b)}
+        assert unverified == bad
