@@ -16,7 +16,8 @@ from pyengine.errors import DamageError
 from pyengine.events import logger
 from pyengine.format.segment import block_rows
 from pyengine.fs import door
-from pyengine.replay.faults import damage_error, forget_cached, is_unreadable
+from pyengine.fs.beneath import drop_cache
+from pyengine.replay.faults import damage_error, is_unreadable
 from pyengine.replay.storage import Storage
 
 OnDamage = Literal["raise", "drop"]
@@ -116,6 +117,6 @@ def _forget_file(path: str) -> None:
     except OSError:
         return  # pruned meanwhile; the mapping is all there is
     try:
-        forget_cached(fd)
+        drop_cache(fd)
     finally:
         door.active.close(fd)

@@ -70,16 +70,6 @@ def _truncation(storage: Storage, path: str) -> TruncatedFileError | None:
     return None
 
 
-def forget_cached(fd: int) -> None:
-    """Ask the kernel to drop a file from the page cache, so that it is read again.
-
-    A hint: pages that somebody has mapped or written stay. The whole file, because nothing of a
-    large folio that is wanted in part is dropped.
-    """
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemoryError:
     """Return the error for a segment slot that shared memory had no room for."""
     needed, free = storage.plan.layout.file_bytes, headroom()

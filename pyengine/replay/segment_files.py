@@ -28,7 +28,8 @@ from pyengine.format.segment import (
     verify_checksum,
 )
 from pyengine.fs import door
-from pyengine.replay.faults import forget_cached, is_unreadable, unreadable_error
+from pyengine.fs.beneath import drop_cache
+from pyengine.replay.faults import is_unreadable, unreadable_error
 from pyengine.replay.plan import RingPlan
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class OpenFile:
                 if got == expected:
                     return _Block(number, data, None)
                 error = _damage(self.path, offset, expected, got)
-            forget_cached(self._fd)
+            drop_cache(self._fd)
         return _Block(number, data, error)
 
 
@@ -204,7 +205,7 @@ class SegmentFiles:
         try:
             return self._check_once(fd, size, file)
         except DamageError:
-            forget_cached(fd)
+            drop_cache(fd)
             return self._check_once(fd, size, file)
 
     def _check_once(self, fd: int, size: int, file: SegmentFile) -> OpenFile:

@@ -19,6 +19,7 @@ from pyengine.catalog.pool import snapshot_links
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
+from pyengine.fs.beneath import drop_cache
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
@@ -114,7 +115,7 @@ def _forget_cached(path: str) -> None:
     """Let the next look be at the disk; pages that the trainer has mapped stay."""
     fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cache(fd)
     finally:
         door.active.close(fd)
 

@@ -115,7 +115,7 @@ def test_a_damaged_part_costs_the_open_rows_of_its_block(
     run_dir, _ = saved
     file = spoil_part(run_dir, 1)
     with tracking(run_dir) as (engine, training), pytest.raises(errors.DamageError) as caught:
-        engine.restore()
+        engine.restore(fall_back=False)
     assert caught.value.path == str(file)
     with tracking(run_dir, on_damage="drop") as (engine, training):
         report = engine.restore()
@@ -202,7 +202,7 @@ def test_a_header_that_is_damaged_stays_an_error(saved: tuple[Path, dict[str, st
     file = sorted(directory.glob("segment-*-0-0-8-*.seg"))[0]
     change(file, 300)
     with tracking(run_dir, on_damage="drop") as (engine, _), pytest.raises(errors.DamageError):
-        engine.restore()
+        engine.restore(fall_back=False)
 
 
 def test_inspect_lists_dropped_rows(saved: tuple[Path, dict[str, str]]) -> None:
@@ -250,5 +250,5 @@ def test_rows_that_were_dropped_do_not_come_back_empty_with_later_ones(
         assert (training.ring.refs() // LANES).tolist() == np.repeat(kept, LANES).tolist()
         check(training.ring)
     with tracking(run_dir) as (engine, training), pytest.raises(errors.DamageError) as caught:
-        engine.restore(replay="latest")
+        engine.restore(replay="latest", fall_back=False)
     assert caught.value.path == str(file)
