@@ -22,7 +22,18 @@ MODULES: dict[str, list[str]] = {
     "hashing": ["hash.c"],
     "mapping": [],
     "control": ["control.c"],
-    "ring": ["append.c", "control.c", "gather.c", "hash.c", "pcg64.c", "ring.c", "slots.c"],
+    "ring": [
+        "append.c",
+        "control.c",
+        "dropped.c",
+        "gather.c",
+        "guard.c",
+        "hash.c",
+        "mapped.c",
+        "pcg64.c",
+        "ring.c",
+        "slots.c",
+    ],
 }
 
 

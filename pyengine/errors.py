@@ -9,7 +9,8 @@
     ├── RowError                    rows that do not fit the schema; the ring is unchanged
     │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
     │   ├── ImmutableFieldError     an append field changed in place
-    │   └── UnknownRefError         a ref that this ring never handed out
+    │   ├── UnknownRefError         a ref that this ring never handed out
+    │   └── DroppedRowError         the row was given up: its block is damaged (on_damage="drop")
     ├── EmptyRingError              sampling from a ring without rows
     ├── RingInUseError              a second engine on one ring
     ├── SharedMemoryError           /dev/shm or the cgroup has no room
@@ -135,6 +136,13 @@ class ImmutableFieldError(RowError):
 
 class UnknownRefError(RowError):
     """A ref that was never handed out by this ring."""
+
+
+class DroppedRowError(RowError):
+    """A ref of a row that was given up, because its block of a segment file is damaged.
+
+    `ring.refs()` has the refs that can be gathered, `ring.dropped` what was given up.
+    """
 
 
 class EmptyRingError(PyengineError):

@@ -17,7 +17,7 @@ import xxhash._xxhash
 
 cdef extern from "hash.h" nogil:
     ctypedef uint64_t (*pe_hash_function)(const void *data, size_t bytes) noexcept
-    void pe_hash_bind(pe_hash_function function)
+    void pe_hash_bind(pe_hash_function function, bint is_native)
     uint64_t pe_hash(const void *data, size_t bytes)
     pe_hash_function pe_hash_find(const char *path)
     uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch)
@@ -52,7 +52,7 @@ def _bind():
         _binding = "direct"
     else:
         _function = _through_package
-    pe_hash_bind(_function)
+    pe_hash_bind(_function, same)
 
 
 _bind()

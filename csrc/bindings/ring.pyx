@@ -3,16 +3,20 @@
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 
-from control_block cimport atomic_exchange_explicit, memory_order_acq_rel, pe_atomic, pe_file
+from control_block cimport (
+    atomic_exchange_explicit, atomic_load_explicit, memory_order_acq_rel, memory_order_acquire,
+    pe_atomic, pe_file,
+)
 from ring_native cimport (
-    PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_fault, pe_hash_bind, pe_hash_function,
-    pe_ring_drop_holds, pe_ring_hold, pe_ring_lock, pe_ring_map_segment, pe_ring_open_segment,
-    pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_status,
+    PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_dropped, pe_fault, pe_hash_bind,
+    pe_hash_function, pe_ring_drop, pe_ring_drop_holds, pe_ring_forget, pe_ring_hold, pe_ring_lock, pe_ring_map_segment, pe_ring_open_segment,
+    pe_ring_lock_shared, pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_ring_verify,
+    pe_status,
 )
 
-from pyengine._native.hashing import function_address
+from pyengine._native.hashing import binding, function_address
 
-pe_hash_bind(<pe_hash_function><uintptr_t>function_address())
+pe_hash_bind(<pe_hash_function><uintptr_t>function_address(), binding() == "direct")
 
 include "ring_faults.pxi"
 include "ring_memory.pxi"
@@ -90,6 +94,68 @@ cdef class RingCore(RingRead):
         self._lock()
         pe_ring_map_segment(&self._ring, lane, segment, <const uint8_t *>address, &file)
         pe_ring_unlock(&self._ring)
+
+    def verify_blocks(self, uint64_t lane, uint64_t segment, uint64_t first, uint64_t end):
+        """Verify blocks of a mapped segment that are not yet; BlockFault for the first bad one."""
+        cdef pe_fault fault
+        cdef pe_status status
+        self._check_segment(lane)
+        with nogil:
+            status = pe_ring_lock_shared(&self._ring)
+            if status == PE_OK:
+                status = pe_ring_verify(&self._ring, lane, segment, first, end, &fault)
+                pe_ring_unlock(&self._ring)
+        _report(status, &fault)
+
+    def forget_segment(self, uint64_t lane, uint64_t segment):
+        self._check_segment(lane)
+        self._lock()
+        pe_ring_forget(&self._ring, lane, segment)
+        pe_ring_unlock(&self._ring)
+
+    def drop_rows(self, uint64_t lane, uint64_t first, uint64_t count):
+        """Give up rows of the window; return how many were valid until now."""
+        cdef uint64_t added = 0
+        cdef pe_status status
+        self._check_segment(lane)
+        self._lock()
+        status = pe_ring_drop(&self._ring, lane, first, count, &added)
+        pe_ring_unlock(&self._ring)
+        _report(status, NULL)
+        return added
+
+    @property
+    def dropped_rows(self):
+        return atomic_load_explicit(&self._ring.dropped_rows, memory_order_acquire)
+
+    def dropped(self):
+        """The runs of dropped rows, (lane, first row id, count); also inside `locked`."""
+        cdef pe_status status
+        cdef const pe_dropped *lane
+        cdef uint64_t i, at
+        cdef list runs = []
+        self._check()
+        if atomic_load_explicit(&self._ring.dropped_rows, memory_order_acquire) == 0:
+            return runs
+        with nogil:
+            status = pe_ring_lock_shared(&self._ring)
+        if status != PE_BUSY:  # else this thread has the lock
+            _report(status, NULL)
+        try:
+            for i in range(self._lanes):
+                lane = &self._ring.dropped[i]
+                for at in range(lane.begin, lane.end):
+                    runs.append((i, lane.runs[at].first, lane.runs[at].end - lane.runs[at].first))
+        finally:
+            if status == PE_OK:
+                pe_ring_unlock(&self._ring)
+        return runs
+
+    cdef int _check_segment(self, uint64_t lane) except -1:
+        self._check()
+        if lane >= self._lanes:
+            raise IndexError(f"lane {lane} of {self._lanes}")
+        return 0
 
     def open_segment(self, uint64_t lane, uint64_t segment):
         """Open a slot; return the byte offset of its image in the arena."""

@@ -1,21 +1,22 @@
 # What the native core could not do, as exceptions.
 
 from ring_native cimport (
-    PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF,
+    PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_DROPPED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF,
     PE_UNREADABLE, pe_fault, pe_status,
 )
 
-from pyengine.errors import ClosedError, EmptyRingError, UnknownRefError
+from pyengine.errors import ClosedError, DroppedRowError, EmptyRingError, UnknownRefError
 
 
 class BlockFault(Exception):
     """A mapped block that cannot be read (`error_number`) or whose hash differs (0)."""
 
-    def __init__(self, lane, segment, offset, expected, got, error_number):
+    def __init__(self, lane, segment, offset, block, expected, got, error_number):
         super().__init__(f"lane {lane}, segment {segment}, byte {offset}")
         self.lane = lane
         self.segment = segment
         self.offset = offset
+        self.block = block
         self.expected = expected
         self.got = got
         self.error_number = error_number
@@ -45,7 +46,13 @@ cdef int _report(pe_status status, const pe_fault *fault) except -1:
     if status == PE_EMPTY:
         raise EmptyRingError("the ring holds no row yet")
     if status == PE_DAMAGED:
-        raise BlockFault(fault.lane, fault.segment, fault.offset, fault.expected, fault.got, 0)
+        raise BlockFault(fault.lane, fault.segment, fault.offset, fault.block, fault.expected,
+                         fault.got, 0)
     if status == PE_UNREADABLE:
-        raise BlockFault(fault.lane, fault.segment, fault.offset, None, None, <int>fault.got)
+        raise BlockFault(fault.lane, fault.segment, fault.offset, fault.block, None, None,
+                         <int>fault.got)
+    if status == PE_DROPPED:
+        raise DroppedRowError(
+            f"ref {fault.row} names a row that was dropped: its block of a segment file is damaged",
+            field="refs", expected="a ref that `refs()` lists", got=fault.row)
     raise MemoryError

@@ -6,12 +6,13 @@ from control_block cimport pe_atomic, pe_file, pe_ring_control
 
 cdef extern from "hash.h" nogil:
     ctypedef uint64_t (*pe_hash_function)(const void *data, size_t bytes) noexcept
-    void pe_hash_bind(pe_hash_function function)
+    void pe_hash_bind(pe_hash_function function, bint is_native)
 
 cdef extern from "format.h" nogil:
     struct pe_segment_header:
         uint32_t header_bytes
         uint32_t field_count
+        uint64_t block_count
     struct pe_field_record:
         uint32_t dimensions
         uint64_t shape[8]
@@ -26,10 +27,10 @@ cdef extern from "pcg64.h" nogil:
 cdef extern from "ring.h" nogil:
     enum pe_status:
         PE_OK, PE_NO_SLOT, PE_NO_MEMORY, PE_BUSY, PE_UNKNOWN_REF, PE_EMPTY, PE_DAMAGED
-        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED
+        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED, PE_DROPPED
     struct pe_fault:
         int64_t row
-        uint64_t lane, segment, offset, expected, got
+        uint64_t lane, segment, offset, block, expected, got
     struct pe_source:
         const uint8_t *data
         uint64_t step_bytes, lane_bytes
@@ -39,6 +40,11 @@ cdef extern from "ring.h" nogil:
         uint64_t count, item_bytes
     struct pe_mutable_field:
         uint64_t row_bytes, offset
+    struct pe_dropped_run:
+        uint64_t first, end
+    struct pe_dropped:
+        pe_dropped_run *runs
+        uint64_t begin, end
     struct pthread_mutex_t:
         pass
     struct pe_ring:
@@ -54,6 +60,8 @@ cdef extern from "ring.h" nogil:
         const uint32_t *end_fields
         uint64_t file_count, lost_updates
         pe_atomic retired_files
+        pe_dropped *dropped
+        pe_atomic dropped_rows
         pe_pcg64 rng
         pthread_mutex_t draw
     int pthread_mutex_lock(pthread_mutex_t *mutex)
@@ -81,6 +89,11 @@ cdef extern from "ring.h" nogil:
                              uint8_t **outputs, uint8_t **mutable_outputs, pe_fault *fault)
     void pe_ring_refs_at(const pe_ring *ring, const int64_t *positions, uint64_t count,
                          int64_t *refs)
+    pe_status pe_ring_verify(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
+                             uint64_t end, pe_fault *fault)
+    void pe_ring_forget(pe_ring *ring, uint64_t lane, uint64_t segment)
+    pe_status pe_ring_drop(pe_ring *ring, uint64_t lane, uint64_t first, uint64_t count,
+                           uint64_t *added)
     void pe_ring_set_lane(pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t total_count,
                           bint break_pending)
     void pe_ring_map_segment(pe_ring *ring, uint64_t lane, uint64_t segment, const uint8_t *image,

@@ -95,6 +95,7 @@ static void append_run(struct pe_ring *ring, uint64_t lane_index, uint64_t step,
   if ((total & (ring->control->segment_rows - 1)) == 0) seal_segment(ring, lane_index, segment);
   for (uint64_t s = tail >> ring->segment_shift; s < new_tail >> ring->segment_shift; s++)
     pe_ring_release_segment(ring, lane_index, s);
+  if (pe_has_dropped(ring)) pe_ring_trim_dropped(ring, lane_index, new_tail);
 }
 
 /* Open the segments that one step needs; rows are added only where all of them have a place. */

@@ -1,31 +1,37 @@
-/* Reading rows: draws, gathers, updates by ref, and the verification of mapped blocks. */
-#include <errno.h>
+/* Reading rows: draws, gathers, updates by ref. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "hash.h"
-#include "pages.h"
-#include "ring.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
-/* A row found: its image, its number in the segment, and the table index it came from. */
-struct place {
-  const uint8_t *image;
-  uint64_t row;
-  uint64_t lane;
-  uint64_t segment;
-  uint64_t position;
-};
+#include "mapped.h"
 
 #define STACK_PLACES 256
+
+/* The same where rows were dropped: valid rows are counted around the holes. */
+static enum pe_status draw_around(struct pe_ring *ring, uint64_t count, int64_t *refs) {
+  const uint64_t lanes = ring->control->lanes;
+  uint64_t rows = 0;
+  for (uint64_t lane = 0; lane < lanes; lane++)
+    rows += pe_lane_total(ring, lane) - pe_lane_tail(ring, lane) - pe_lane_dropped(ring, lane);
+  if (rows == 0) return PE_EMPTY;
+  for (uint64_t i = 0; i < count; i++) {
+    uint64_t pick = pe_pcg64_below(&ring->rng, rows);
+    for (uint64_t lane = 0;; lane++) {
+      const uint64_t tail = pe_lane_tail(ring, lane);
+      const uint64_t length = pe_lane_total(ring, lane) - tail - pe_lane_dropped(ring, lane);
+      if (pick < length) {
+        refs[i] = (int64_t)(pe_lane_row(ring, lane, tail, pick) * lanes + lane);
+        break;
+      }
+      pick -= length;
+    }
+  }
+  return PE_OK;
+}
 
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs) {
   const uint64_t lanes = ring->control->lanes;
   uint64_t rows = 0;
+  if (pe_has_dropped(ring)) return draw_around(ring, count, refs);
   for (uint64_t lane = 0; lane < lanes; lane++)
     rows += pe_lane_total(ring, lane) - pe_lane_tail(ring, lane);
   if (rows == 0) return PE_EMPTY;
@@ -45,10 +51,11 @@ enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs)
 }
 
 static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs, uint64_t count,
-                                struct place *places, struct pe_fault *fault) {
+                                struct pe_place *places, struct pe_fault *fault) {
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
   const uint64_t mask = ring->control->segment_rows - 1;
+  const bool has_holes = pe_has_dropped(ring);
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t ref = (uint64_t)refs[i];
     const uint64_t lane = lanes == 1 ? 0 : ref % lanes;
@@ -57,90 +64,18 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
       fault->row = refs[i];
       return PE_UNKNOWN_REF;
     }
+    if (has_holes && pe_lane_is_dropped(ring, lane, id)) {
+      fault->row = refs[i];
+      return PE_DROPPED;
+    }
     const uint64_t segment = id >> ring->segment_shift;
     const uint8_t *image = ring->images[pe_ring_index(ring, lane, segment)];
-    places[i] = (struct place){image, id & mask, lane, segment, lane * per_lane + id % per_lane};
+    places[i] = (struct pe_place){image, id & mask, lane, segment, lane * per_lane + id % per_lane};
   }
   return PE_OK;
 }
 
-static bool is_verified(const struct pe_ring *ring, const struct place *place, uint64_t block) {
-  const _Atomic uint32_t *tags =
-      pe_control_verified(ring->control, place->lane, place->segment);
-  return atomic_load_explicit(&tags[block], memory_order_acquire) ==
-         pe_verified_tag(place->segment);
-}
-
-/* Page-aligned range of a block: images are mapped at pages. */
-static void *block_pages(const uint8_t *image, uint64_t offset, uint64_t *bytes) {
-  const uint64_t begin = offset & ~(uint64_t)(PE_PAGE_BYTES - 1);
-  *bytes = offset + *bytes - begin;
-  /* madvise takes a plain pointer; these advices do not write. */
-  return (void *)(uintptr_t)(image + begin);
-}
-
-static enum pe_status verify_block(struct pe_ring *ring, const struct place *place,
-                                   const struct pe_field_record *field, uint64_t index,
-                                   struct pe_fault *fault) {
-  uint64_t offset, bytes;
-  pe_block_range(field, index, &offset, &bytes);
-  uint64_t span = bytes;
-  void *pages = block_pages(place->image, offset, &span);
-  /* A bad sector or a file cut short is an error here; touching it would be SIGBUS. EINVAL: a
-   * kernel older than 5.14, which cannot ask. */
-  if (madvise(pages, span, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
-    *fault = (struct pe_fault){-1, place->lane, place->segment, offset, 0, (uint64_t)errno};
-    return PE_UNREADABLE;
-  }
-  const struct pe_segment_header *header = (const void *)place->image;
-  const uint64_t *table = (const void *)(place->image + header->block_table_offset);
-  const uint64_t block = field->first_block + index;
-  const uint64_t got = pe_hash(place->image + offset, bytes);
-  if (got != table[block]) {
-    *fault = (struct pe_fault){-1, place->lane, place->segment, offset, table[block], got};
-    return PE_DAMAGED;
-  }
-  _Atomic uint32_t *tags = pe_control_verified(ring->control, place->lane, place->segment);
-  atomic_store_explicit(&tags[block], pe_verified_tag(place->segment), memory_order_release);
-  return PE_OK;
-}
-
-/* Verify every mapped block that the rows of one field lie in. First all reads are asked for, so
- * that they overlap, then each is waited for and hashed. */
-static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_record *field,
-                                   const struct place *places, uint64_t count, bool ask,
-                                   struct pe_fault *fault) {
-  for (uint64_t i = 0; i < count; i++) {
-    if (!ring->is_file[pe_ring_index(ring, places[i].lane, places[i].segment)]) continue;
-    const uint64_t index = places[i].row >> field->block_shift;
-    if (is_verified(ring, &places[i], field->first_block + index)) continue;
-    if (ask) {
-      uint64_t offset, bytes;
-      pe_block_range(field, index, &offset, &bytes);
-      void *pages = block_pages(places[i].image, offset, &bytes);
-      pe_pages_ask(pages, bytes);
-      continue;
-    }
-    const enum pe_status status = verify_block(ring, &places[i], field, index, fault);
-    if (status != PE_OK) return status;
-  }
-  return PE_OK;
-}
-
-static enum pe_status verify_rows(struct pe_ring *ring, const struct place *places, uint64_t count,
-                                  uint8_t *const *outputs, struct pe_fault *fault) {
-  for (int pass = 0; pass < 2; pass++) {
-    for (uint32_t f = 0; f < ring->field_count; f++) {
-      if (outputs[f] == NULL) continue;
-      const enum pe_status status =
-          verify_field(ring, &ring->fields[f], places, count, pass == 0, fault);
-      if (status != PE_OK) return status;
-    }
-  }
-  return PE_OK;
-}
-
-static void copy_field(const struct pe_field_record *field, const struct place *places,
+static void copy_field(const struct pe_field_record *field, const struct pe_place *places,
                        uint64_t count, uint8_t *output) {
   const size_t bytes = (size_t)field->row_bytes;
   const uint64_t offset = field->offset;
@@ -165,23 +100,39 @@ static void copy_field(const struct pe_field_record *field, const struct place *
   }
 }
 
+struct copy {
+  const struct pe_ring *ring;
+  const struct pe_place *places;
+  uint64_t count;
+  uint8_t *const *outputs;
+};
+
+static void copy_rows(void *context) {
+  const struct copy *copy = context;
+  for (uint32_t f = 0; f < copy->ring->field_count; f++)
+    if (copy->outputs[f] != NULL)
+      copy_field(&copy->ring->fields[f], copy->places, copy->count, copy->outputs[f]);
+}
+
 enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_t count,
                               uint8_t *const *outputs, uint8_t *const *mutable_outputs,
                               struct pe_fault *fault) {
-  struct place stack[STACK_PLACES];
-  struct place *places = stack;
+  struct pe_place stack[STACK_PLACES];
+  struct pe_place *places = stack;
   if (count > STACK_PLACES) {
     places = malloc((size_t)count * sizeof *places);
     if (places == NULL) return PE_OUT_OF_MEMORY;
   }
   enum pe_status status = find_rows(ring, refs, count, places, fault);
   if (status != PE_OK) goto done;
-  if (ring->file_count > 0) {
-    status = verify_rows(ring, places, count, outputs, fault);
+  struct copy copy = {ring, places, count, outputs};
+  if (ring->file_count == 0) {
+    copy_rows(&copy);
+  } else {
+    status = pe_mapped_verify_rows(ring, places, count, outputs, fault);
+    if (status == PE_OK) status = pe_mapped_read(ring, copy_rows, &copy, fault);
     if (status != PE_OK) goto done;
   }
-  for (uint32_t f = 0; f < ring->field_count; f++)
-    if (outputs[f] != NULL) copy_field(&ring->fields[f], places, count, outputs[f]);
   for (uint32_t f = 0; f < ring->mutable_count; f++) {
     if (mutable_outputs[f] == NULL) continue;
     const size_t bytes = (size_t)ring->mutables[f].row_bytes;
@@ -205,11 +156,12 @@ enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_
       return PE_UNKNOWN_REF;
     }
   }
+  const bool has_holes = pe_has_dropped(ring);
   *lost = 0;
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t lane = (uint64_t)refs[i] % lanes;
     const uint64_t id = (uint64_t)refs[i] / lanes;
-    if (id < pe_lane_tail(ring, lane)) {
+    if (id < pe_lane_tail(ring, lane) || (has_holes && pe_lane_is_dropped(ring, lane, id))) {
       ++*lost;
       continue;
     }
@@ -245,6 +197,7 @@ void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint6
                      int64_t *refs) {
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
+  const bool has_holes = pe_has_dropped(ring);
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t position = (uint64_t)positions[i];
     const uint64_t lane = position / per_lane;
@@ -256,6 +209,7 @@ void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint6
     const uint64_t slot = position % per_lane;
     if (slot >= total) continue;
     const uint64_t id = total - 1 - (total - 1 - slot) % per_lane;
-    if (id >= tail) refs[i] = (int64_t)(id * lanes + lane);
+    if (id < tail || (has_holes && pe_lane_is_dropped(ring, lane, id))) continue;
+    refs[i] = (int64_t)(id * lanes + lane);
   }
 }

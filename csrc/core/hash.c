@@ -4,8 +4,14 @@
 #include <string.h>
 
 static pe_hash_function bound;
+static bool native;
 
-void pe_hash_bind(pe_hash_function function) { bound = function; }
+void pe_hash_bind(pe_hash_function function, bool is_native) {
+  bound = function;
+  native = is_native;
+}
+
+bool pe_hash_is_native(void) { return native; }
 
 uint64_t pe_hash(const void *data, size_t bytes) { return bound(data, bytes); }
 

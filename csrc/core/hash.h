@@ -2,12 +2,15 @@
 #ifndef PE_HASH_H
 #define PE_HASH_H
 
+#include <stdbool.h>
+
 #include "format.h"
 
 typedef uint64_t (*pe_hash_function)(const void *data, size_t bytes);
 
-/* Use `function` from now on, in this extension module. */
-void pe_hash_bind(pe_hash_function function);
+/* Use `function` from now on, in this extension module. `is_native`: it calls no Python. */
+void pe_hash_bind(pe_hash_function function, bool is_native);
+bool pe_hash_is_native(void);
 
 uint64_t pe_hash(const void *data, size_t bytes);
 

@@ -14,9 +14,10 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
   ring->is_file = calloc(entries, sizeof *ring->is_file);
   ring->free_slots = calloc(control->slot_count, sizeof *ring->free_slots);
   ring->is_reserved = calloc(control->slot_count, sizeof *ring->is_reserved);
+  ring->dropped = calloc(control->lanes, sizeof *ring->dropped);
   uint64_t *windows = calloc((size_t)control->lanes * 2 * PE_MAX_HOLDS, sizeof *windows);
   if (ring->images == NULL || ring->is_file == NULL || ring->free_slots == NULL ||
-      ring->is_reserved == NULL || windows == NULL) {
+      ring->is_reserved == NULL || ring->dropped == NULL || windows == NULL) {
     free(windows);
     ring->holds[0].tails = NULL;
     pe_ring_free(ring);
@@ -51,6 +52,10 @@ enum pe_status pe_ring_close(struct pe_ring *ring) {
 }
 
 void pe_ring_free(struct pe_ring *ring) {
+  for (uint64_t lane = 0; ring->dropped != NULL && lane < ring->control->lanes; lane++)
+    free(ring->dropped[lane].runs);
+  free(ring->dropped);
+  ring->dropped = NULL;
   free(ring->images);
   free(ring->is_file);
   free(ring->free_slots);

@@ -33,6 +33,7 @@ enum pe_status {
   PE_UNREADABLE = 7, /* a mapped block cannot be read; fault.got holds errno */
   PE_OUT_OF_MEMORY = 8,
   PE_CLOSED = 9,
+  PE_DROPPED = 10, /* the row was given up; fault.row names its ref */
 };
 
 /* What went wrong where; filled in for the statuses that say so. */
@@ -41,6 +42,7 @@ struct pe_fault {
   uint64_t lane;
   uint64_t segment;
   uint64_t offset;
+  uint64_t block;
   uint64_t expected;
   uint64_t got;
 };
@@ -68,6 +70,22 @@ struct pe_hold {
 
 #define PE_MAX_HOLDS 4
 
+/* Rows [first, end) of a lane that were given up. `before`: rows of runs that precede this one,
+ * counted from some earlier time on; only differences mean anything. */
+struct pe_dropped_run {
+  uint64_t first;
+  uint64_t end;
+  uint64_t before;
+};
+
+/* A lane's runs in the window, runs[begin .. end): in order, apart from each other. */
+struct pe_dropped {
+  struct pe_dropped_run *runs;
+  uint64_t begin;
+  uint64_t end;
+  uint64_t room;
+};
+
 struct pe_ring {
   struct pe_ring_control *control;
   uint8_t *base; /* the arena */
@@ -91,6 +109,9 @@ struct pe_ring {
   uint64_t free_count;
   bool *is_reserved; /* slot ranges that have memory */
   _Atomic uint64_t retired_files; /* mapped images that left the window since last looked at */
+
+  struct pe_dropped *dropped;     /* one a lane; changed under the exclusive lock */
+  _Atomic uint64_t dropped_rows; /* over all lanes; 0: nobody looks at `dropped` */
 
   struct pe_hold holds[PE_MAX_HOLDS];
   uint64_t lost_updates; /* updates of refs that left the window */
@@ -163,13 +184,42 @@ struct pe_items {
 void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
                     const uint8_t *values, uint64_t value_step);
 
-/* Draw `count` refs, each valid row alike, with replacement. Draw mutex and shared lock held. */
+/* Draw `count` refs, each valid row alike (dropped ones are none), with replacement. Draw mutex and
+ * shared lock held. */
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs);
 
 /* Copy rows refs[0..count) of the fields whose `outputs` entry is not NULL. Shared lock held. */
 enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_t count,
                               uint8_t *const *outputs, uint8_t *const *mutable_outputs,
                               struct pe_fault *fault);
+
+/* Verify blocks [first, end) of a segment that lives in a mapped file, those that are verified
+ * already left out; PE_OK where it is none. Shared lock held. */
+enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
+                              uint64_t end, struct pe_fault *fault);
+
+/* Let go of the pages of a mapped segment, so that the page cache may drop them, and of what is known
+ * of its blocks: all are verified again. Whole files, because the kernel drops nothing of a large
+ * folio that is mapped in part (6.18). Exclusive lock held: nobody is between verifying and copying. */
+void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment);
+
+/* Give rows [first, first + count) of a lane up, those of them that are in the window: they are
+ * drawn and gathered no more, and age out like any other. `added`: those that were valid until now.
+ * Exclusive lock held. */
+enum pe_status pe_ring_drop(struct pe_ring *ring, uint64_t lane, uint64_t first, uint64_t count,
+                            uint64_t *added);
+
+/* Forget dropped rows that left the window. Exclusive lock held. */
+void pe_ring_trim_dropped(struct pe_ring *ring, uint64_t lane, uint64_t tail);
+
+/* How many rows of a lane's window are dropped. Shared lock held, as for the two below. */
+uint64_t pe_lane_dropped(const struct pe_ring *ring, uint64_t lane);
+
+/* Whether a row is. */
+bool pe_lane_is_dropped(const struct pe_ring *ring, uint64_t lane, uint64_t row);
+
+/* The row id of valid row `index` of a lane, counted from its tail. */
+uint64_t pe_lane_row(const struct pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t index);
 
 /* Translate positions to refs; -1 where the position holds no valid row. Shared lock held. */
 void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
@@ -190,6 +240,10 @@ bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segme
 
 static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   return lane * ring->control->table_length + (segment & (ring->control->table_length - 1));
+}
+
+static inline bool pe_has_dropped(const struct pe_ring *ring) {
+  return atomic_load_explicit(&ring->dropped_rows, memory_order_relaxed) != 0;
 }
 
 static inline uint64_t pe_lane_total(const struct pe_ring *ring, uint64_t lane) {

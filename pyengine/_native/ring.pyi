@@ -12,6 +12,7 @@ class BlockFault(Exception):
     lane: int
     segment: int
     offset: int
+    block: int
     expected: int | None
     got: int | None
     error_number: int
@@ -20,6 +21,7 @@ class BlockFault(Exception):
         lane: int,
         segment: int,
         offset: int,
+        block: int,
         expected: int | None,
         got: int | None,
         error_number: int,
@@ -134,3 +136,19 @@ class RingCore:
         self, lane: int, segment: int, address: int, record: tuple[int, ...]
     ) -> None: ...
     def open_segment(self, lane: int, segment: int) -> int: ...
+    def verify_blocks(self, lane: int, segment: int, first: int, end: int) -> None:
+        """Verify blocks [first, end) of a mapped segment; BlockFault for the first bad one.
+
+        Nothing where the segment left the window.
+        """
+    def forget_segment(self, lane: int, segment: int) -> None:
+        """Let go of a mapped segment's pages, so that the page cache may drop them too.
+
+        None of its blocks counts as verified any more.
+        """
+    def drop_rows(self, lane: int, first: int, count: int) -> int:
+        """Give up rows of the window; return how many were valid until now."""
+    @property
+    def dropped_rows(self) -> int: ...
+    def dropped(self) -> list[tuple[int, int, int]]:
+        """Return the dropped runs of the window: lane, first row id, count; inside `locked` too."""

@@ -3,8 +3,8 @@
 A dead trainer's writer has persisted them: full segments as they sealed, open rows in parts as it
 drained. They belong to the newest line that grew from the snapshot: the snapshot's own, or one that
 a restore of it has opened since. A line without later rows was opened by a restore that failed or
-got no further; one whose files do not reach its own start by a restore that was killed before it had
-given the files their names: an older one counts then.
+got no further; one whose files do not reach its own start by a restore that was killed before it
+had given the files their names: an older one counts then.
 
 What is taken is contiguous, lane by lane, and verified to the last byte: a file that is damaged or
 missing ends a lane, unless what follows it fills the window alone.
@@ -13,7 +13,7 @@ missing ends a lane, unless what follows it fills the window alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -45,11 +45,17 @@ class LaterFile:
 @dataclass(frozen=True, slots=True)
 class LaterRows:
     """A ring as it was when the run ended: a header that names files of the snapshot and of the
-    pool, the latter in `files` by name, and how many rows the snapshot did not know (`added`)."""
+    pool, the latter in `files` by name, and how many rows the snapshot did not know (`added`).
+
+    `replaced` are the snapshot's extents of rows that a full segment of a restored line gives
+    instead. That restore may have dropped some of them, for damage of the extents' files: their
+    places in the segment are empty then. So the extents are to be verified, and what is damaged in
+    them is lost."""
 
     header: BufferHeader
     files: dict[str, LaterFile]
     added: int
+    replaced: tuple[Extent, ...] = ()
 
 
 def find_later_rows(
@@ -106,7 +112,23 @@ def _extend(run_dir: str, ring: str, header: BufferHeader, line: Line) -> LaterR
         new.total_count - max(old.total_count, new.tail)
         for new, old in zip(lanes, header.lanes, strict=True)
     )
-    return LaterRows(extended, {n: f for n, f in pool.files.items() if n in used}, added)
+    files = {name: file for name, file in pool.files.items() if name in used}
+    is_restored = names.line_text(line.id) != header.line
+    replaced = tuple(_replaced(header, extended, files)) if is_restored else ()
+    return LaterRows(extended, files, added, replaced)
+
+
+def _replaced(
+    header: BufferHeader, extended: BufferHeader, later: Mapping[str, LaterFile]
+) -> Iterator[Extent]:
+    full = [extent for extent in extended.extents if extent.file in later]
+    for former in _within(header.extents, extended.lanes):
+        if any(
+            extent.lane == former.lane
+            and extent.first_row <= former.first_row < extent.first_row + extent.row_count
+            for extent in full
+        ):
+            yield former
 
 
 def _extend_lane(pool: _Pool, header: BufferHeader, index: int) -> tuple[LaneRecord, list[Extent]]:
@@ -133,7 +155,7 @@ def _end(chain: list[Extent], default: int) -> int:
     return chain[-1].first_row + chain[-1].row_count if chain else default
 
 
-def _within(runs: Iterable[_RunT], lanes: list[LaneRecord]) -> Iterator[_RunT]:
+def _within(runs: Iterable[_RunT], lanes: Sequence[LaneRecord]) -> Iterator[_RunT]:
     """Yield what of the runs lies in the windows."""
     for run in runs:
         lane = lanes[run.lane]

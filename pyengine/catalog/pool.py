@@ -115,19 +115,22 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _full_segments(header: BufferHeader) -> Iterable[Extent]:
-    """Yield one extent for each file that holds a whole segment, its last row included.
+    """Yield one extent for each file that holds a segment which was full at the cut.
 
-    The oldest one may begin before the window: `file_row` says how many of its rows are gone. An
-    extent whose file ends with a segment of R rows is the only one of its file.
+    The oldest one may begin before the window: `file_row` says how many of its rows are gone.
+    Dropped rows are in no extent, so that a file may have several: all of one segment, at the rows
+    where that has them. A part never is like this: its rows are of segments that were not full.
     """
     rows = header.segment_rows
-    users: dict[str, int] = {}
+    starts: dict[str, set[tuple[int, int]]] = {}
     for extent in header.extents:
-        users[extent.file] = users.get(extent.file, 0) + 1
+        place = (extent.lane, extent.first_row - extent.file_row)
+        starts.setdefault(extent.file, set()).add(place)
     for extent in header.extents:
-        is_whole = extent.file_row + extent.row_count == rows
-        starts_segment = (extent.first_row - extent.file_row) % rows == 0
-        if users[extent.file] == 1 and starts_segment and is_whole:
+        if len(starts.get(extent.file, ())) != 1:
+            continue
+        lane, start = starts.pop(extent.file).pop()
+        if start >= 0 and start % rows == 0 and start + rows <= header.lanes[lane].total_count:
             yield extent
 
 

@@ -1,34 +1,33 @@
 """Verifying a snapshot against its manifest, with nothing but `struct` and xxhash.
 
 Every listed file: there, regular, of its size, of its checksum. A segment's checksum covers its
-header and block table, and each of its blocks is hashed against that table. The buffer headers'
-extents must lie in rows that the segment files really hold. A mismatch is read twice, past the
+header and block table, and each of its blocks is hashed against that table, but for blocks whose
+rows the ring has dropped. The buffer headers' extents must lie in rows that the segment files
+really hold. A mismatch is read twice, past the
 page cache where the kernel lets go of it, before it is called damage.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import xxhash
 
 from pyengine.catalog import commit, scan
 from pyengine.catalog.info import Problem, SnapshotInfo
-from pyengine.errors import DamageError, PyengineError, TruncatedFileError
+from pyengine.catalog.rings import read_buffer_header
+from pyengine.errors import DamageError, PyengineError
 from pyengine.format import names, segment
-from pyengine.format.buffer_header import BUFFER_HEADER_MAX_BYTES, BufferHeader, Extent
+from pyengine.format.buffer_header import Extent
+from pyengine.format.frame import read_frame, read_range
 from pyengine.format.manifest import FileRecord
 from pyengine.fs import door
-from pyengine.fs.beneath import check_size, drop_cache, open_beneath, read_beneath
+from pyengine.fs.beneath import check_size, drop_cache, open_beneath
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-_CHUNK_BYTES = 8 * 1024 * 1024
-_MAP_NORESERVE = 0x4000
 
 
 def verify_snapshot(
@@ -56,7 +55,9 @@ def check_file(info: SnapshotInfo, record: FileRecord) -> None:
     Raises DamageError or TruncatedFileError for a mismatch that was read twice, the second time
     past the page cache; FormatVersionError; OSError as it is (FileNotFoundError: it is missing).
     """
-    _Verifier(info, True, None).check(record)
+    verifier = _Verifier(info, True, None)
+    verifier.note_used()
+    verifier.check(record)
 
 
 def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, int]:
@@ -80,7 +81,7 @@ def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, in
 
 def _verify_open_segment(fd: int, path: str) -> tuple[segment.SegmentHeader, int]:
     size_bytes = os.fstat(fd).st_size
-    image = memoryview(_read_frame(fd, size_bytes, path))
+    image = memoryview(read_frame(fd, size_bytes, path))
     header = segment.parse_header(image, path)
     check_size(path, size_bytes, header.file_bytes)
     checksum = segment.verify_checksum(image, header, path)
@@ -98,9 +99,12 @@ class _Verifier:
         self._done_bytes = 0
         self._shown_bytes = 0
         self._segments: dict[str, segment.SegmentHeader] = {}
+        self._used: dict[str, list[range]] = {}
+        """Rows in use of the files of rings that have dropped rows; of others all count."""
 
     def run(self) -> list[Problem]:
         problems = []
+        self.note_used()
         for record in self._info.files:
             begun_bytes = self._done_bytes
             try:
@@ -143,7 +147,7 @@ class _Verifier:
         if record.covers == "all":
             self._check_all(fd, record, path)
         else:
-            image = memoryview(_read_frame(fd, record.size_bytes, path))
+            image = memoryview(read_frame(fd, record.size_bytes, path))
             segment.check_version(image, path, int(record.xxh3_64, 16))
             header = segment.parse_header(image, path)
             _expect_sum(path, record, segment.checksum_of(image, header))
@@ -151,19 +155,32 @@ class _Verifier:
             self._segments[record.path] = header
             if self._eager:
                 hashes = segment.block_hashes(image, header)
-                check_blocks(fd, header, hashes, path, self._report)
+                check_blocks(fd, header, hashes, path, self._report, self._used.get(record.path))
 
     def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
         digest = xxhash.xxh3_64()
-        for view in _read_range(fd, 0, record.size_bytes, path):
+        for view in read_range(fd, 0, record.size_bytes, path):
             digest.update(view)
             self._report(len(view))
         _expect_sum(path, record, digest.intdigest())
 
+    def note_used(self) -> None:
+        """Read which rows of which files the rings have, where they have dropped some."""
+        for record in self._info.files:
+            if os.path.basename(record.path) == names.BUFFER_HEADER:
+                with contextlib.suppress(PyengineError, OSError):  # told where it is checked
+                    self._note_used(record)
+
+    def _note_used(self, record: FileRecord) -> None:
+        header = read_buffer_header(self._info, record)
+        for extent in header.extents if header.dropped else ():
+            file = f"{os.path.dirname(record.path)}/{extent.file}"
+            rows = range(extent.file_row, extent.file_row + extent.row_count)
+            self._used.setdefault(file, []).append(rows)
+
     def _check_extents(self, record: FileRecord) -> None:
         path = os.path.join(self._info.path, record.path)
-        data = read_beneath(self._info.path, record.path, limit_bytes=BUFFER_HEADER_MAX_BYTES)
-        header = BufferHeader.from_bytes(data, path=path)
+        header = read_buffer_header(self._info, record)
         directory = os.path.dirname(record.path)
         listed = {file.path for file in self._info.files}
         for extent in header.extents:
@@ -187,11 +204,18 @@ def check_blocks(
     hashes: tuple[int, ...],
     path: str,
     report: Callable[[int], None] = lambda _: None,
+    used: list[range] | None = None,
 ) -> None:
-    """Read every block of an open segment file; DamageError names the first bad one."""
+    """Read every block of an open segment file; DamageError names the first bad one.
+
+    `used`: only blocks that these rows of the file lie in.
+    """
     for block, offset, length in segment.iter_blocks(header):
+        if used is not None and not _overlaps(segment.block_rows(header, block), used):
+            report(length)
+            continue
         digest = xxhash.xxh3_64()
-        for view in _read_range(fd, offset, length, path):
+        for view in read_range(fd, offset, length, path):
             digest.update(view)
         if digest.intdigest() != hashes[block]:
             raise DamageError(
@@ -220,6 +244,10 @@ def holds_extent(header: segment.SegmentHeader, extent: Extent) -> bool:
     return False
 
 
+def _overlaps(rows: range, used: list[range]) -> bool:
+    return any(rows.start < other.stop and other.start < rows.stop for other in used)
+
+
 def _expect_sum(path: str, record: FileRecord, got: int) -> None:
     if f"{got:016x}" != record.xxh3_64:
         what = "header and block table have" if record.covers == "segment" else "it has"
@@ -230,37 +258,3 @@ def _expect_sum(path: str, record: FileRecord, got: int) -> None:
             expected=record.xxh3_64,
             got=f"{got:016x}",
         )
-
-
-def _read_range(fd: int, offset: int, length: int, path: str) -> Iterator[memoryview]:
-    """Yield `length` bytes from `offset` in pieces that are valid until the next one."""
-    buffer = memoryview(bytearray(min(length, _CHUNK_BYTES)))
-    end = offset + length
-    while offset < end:
-        count = door.active.pread_into(fd, [buffer[: end - offset]], offset)
-        if count == 0:
-            raise TruncatedFileError(f"{path} ends at {offset}", path=path, offset=offset)
-        yield buffer[:count]
-        offset += count
-
-
-def _read_frame(fd: int, file_bytes: int, path: str) -> mmap.mmap:
-    """Return an image of a segment file in which only header and block table were read.
-
-    The rows' pages are never touched and take no memory, so that a file of any size will do.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    image = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
-    _fill(fd, image, 0, min(file_bytes, segment.HEADER_RECORD_BYTES), path)
-    if file_bytes >= segment.HEADER_RECORD_BYTES:
-        values = segment.HEADER.unpack_from(image, 0)
-        header_bytes, table_offset = values[2], values[11]
-        _fill(fd, image, 0, min(header_bytes, file_bytes), path)
-        _fill(fd, image, min(table_offset, file_bytes), file_bytes, path)
-    return image
-
-
-def _fill(fd: int, image: mmap.mmap, begin: int, end: int, path: str) -> None:
-    for view in _read_range(fd, begin, end - begin, path):
-        image[begin : begin + len(view)] = view
-        begin += len(view)

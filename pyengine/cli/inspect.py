@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 from pyengine.catalog import quarantine, scan
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.markers import restored_snapshots
+from pyengine.catalog.rings import RingRecord, read_rings
 from pyengine.catalog.run import Run, open_run
 from pyengine.catalog.run_record import read_branched_from
 from pyengine.cli.words import format_bytes, open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_SHOWN_RUNS = 8
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,7 +57,21 @@ def _snapshot_report(info: SnapshotInfo) -> dict[str, Any]:
     metrics = {
         name: value if math.isfinite(value) else repr(value) for name, value in info.metrics.items()
     }
-    return {**info.to_dict(), "metrics": metrics}
+    return {
+        **info.to_dict(),
+        "metrics": metrics,
+        "rings": {ring.name: _ring_report(ring) for ring in read_rings(info)},
+    }
+
+
+def _ring_report(ring: RingRecord) -> dict[str, Any]:
+    if ring.error is not None:
+        return {"error": ring.error}
+    return {
+        "rows": ring.row_count,
+        "dropped_rows": ring.dropped_rows,
+        "dropped": [[run.lane, run.first_row, run.row_count] for run in ring.dropped],
+    }
 
 
 def _print_tables(run: Run) -> None:
@@ -98,6 +116,11 @@ def _print_snapshots(console: Console, run: Run) -> None:
             "yes" if info.name in restored else "",
         )
     console.print(table)
+    for info in run.snapshots:
+        for ring in read_rings(info):
+            if ring.dropped:
+                text = f"{info.name}: ring {ring.name}: {ring.dropped_rows} rows were dropped"
+                console.print(text, style="yellow", markup=False, soft_wrap=True)
     if restored:
         console.print("the newest that was restored stays, beyond the last ones that are kept")
 
@@ -119,7 +142,23 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
             f"{len(component.files)}",
         )
     console.print(table)
+    for ring in read_rings(info):
+        _print_ring(console, ring)
     for name, value in info.metrics.items():
         console.print(f"metric {escape(name)} = {value!r}")
     if info.evaluations:
         console.print(f"{info.evaluations} evaluation records")
+
+
+def _print_ring(console: Console, ring: RingRecord) -> None:
+    text = f"ring {ring.name}: {ring.error or f'{ring.row_count} rows'}"
+    if ring.dropped:
+        runs = [
+            f"{run.first_row} to {run.first_row + run.row_count - 1} of lane {run.lane}"
+            for run in ring.dropped[:_SHOWN_RUNS]
+        ]
+        more = f" and {len(ring.dropped) - _SHOWN_RUNS} runs more"
+        text += f"; {ring.dropped_rows} were dropped, their blocks being damaged: rows "
+        text += ", ".join(runs) + (more if len(ring.dropped) > _SHOWN_RUNS else "")
+    style = "yellow" if ring.dropped or ring.error else None
+    console.print(text, style=style, markup=False, soft_wrap=True)

@@ -27,7 +27,7 @@ from pyengine.config import PAGE_BYTES
 from pyengine.engine.buffers import StagingBuffers, StagingSlot
 from pyengine.engine.critical import run_whole
 from pyengine.engine.tracked import Tracked
-from pyengine.format.buffer_header import LaneRecord
+from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord
 from pyengine.format.names import BUFFER
@@ -43,6 +43,11 @@ MUTABLE_FILE = "mutable.safetensors"
 
 _WIDEST = LaneRecord(tail=1 << 62, total_count=1 << 62, break_pending=True)
 _SLACK_BYTES = 4096
+_DROPPED_RUN_BYTES = 28
+"""A run of dropped rows in a packed descriptor, at most: three numbers and the list."""
+
+_LATE_RUNS = 1024
+"""Runs that other threads may drop between the planning of a cut and the cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +116,7 @@ class Cutter:
             static=tuple(sorted(self._tracked.static)),
         )
         room = len(_with_cuts(draft, rings, None).pack()) + _SLACK_BYTES
+        room += sum(_dropped_bytes(ring.ring) for ring in rings)
         arena = self._buffers.fit(slot, end + room)
         self._memory(slot, arena).fill(plan)
         targets = [self._mutable_targets(ring, arena) for ring in rings]
@@ -144,7 +150,8 @@ class Cutter:
                 for name, view in views.items():
                     np.copyto(view, ring.sources[name], casting="no")
                 words = self._control.arena.mapping
-                cuts.append(ring.ring.cut(words, entry.snapshot_word_offset, sequence))
+                lanes = ring.ring.cut(words, entry.snapshot_word_offset, sequence)
+                cuts.append((lanes, ring.ring.dropped))
             packed = _with_cuts(draft, rings, cuts).pack()
             place[: len(packed)] = packed
             entry.descriptor = DescriptorPlace(slot.version, offset, len(packed))
@@ -207,17 +214,23 @@ class Cutter:
 def _with_cuts(
     draft: SnapshotDescriptor,
     rings: list[_RingPlan],
-    cuts: list[tuple[LaneRecord, ...]] | None,
+    cuts: list[tuple[tuple[LaneRecord, ...], tuple[DroppedRun, ...]]] | None,
 ) -> SnapshotDescriptor:
-    """Return the descriptor with its rings; without cuts, one at least as long as with any."""
+    """Return the descriptor with its rings; without cuts, one at least as long as with any, dropped
+    rows apart."""
     records = []
     for index, ring in enumerate(rings):
         header = ring.ring.header_record()
-        lanes = cuts[index] if cuts else (_WIDEST,) * int(header["num_lanes"])
+        lanes, dropped = cuts[index] if cuts else ((_WIDEST,) * int(header["num_lanes"]), ())
         storage = ring.ring.storage
         arena = None if storage is None else storage.arena.identity
-        records.append(RingCut(ring.name, lanes, header, ring.mutable_file, arena))
+        records.append(RingCut(ring.name, lanes, header, ring.mutable_file, arena, dropped))
     return replace(draft, rings=tuple(records))
+
+
+def _dropped_bytes(ring: ReplayBuffer) -> int:
+    """Room for a ring's dropped runs in the descriptor: none where none can come."""
+    return (len(ring.dropped) + _LATE_RUNS) * _DROPPED_RUN_BYTES if ring.may_drop else 0
 
 
 def new_copier(device: str) -> Copier:

@@ -50,11 +50,13 @@ class SnapshotEngine:
     metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
     ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
     next call, or logged, by `on_error` (StaleGenerationError is always raised); one that was given
-    up so that training could go on is logged, and an error only for who waits for it. `fresh=True`
-    begins anew in a directory that holds snapshots; `strict=True` makes a ring that will not fit
-    into memory an error at `track`;
-    `track_rng=False` leaves the process's random generators out. `algorithm` and `notes` (plain
-    JSON values) go into every manifest.
+    up so that training could go on is logged, and an error only for who waits for it. `on_damage`
+    says what becomes of rows whose block of a restored segment file turns out to be damaged when it
+    is first touched: an error each time ("raise"), or they leave the ring, loudly, and the run goes
+    on without them ("drop"; see `ReplayBuffer.dropped`). `fresh=True` begins anew in a directory
+    that holds snapshots; `strict=True` makes a ring that will not fit into memory an error at
+    `track`; `track_rng=False` leaves the process's random generators out. `algorithm` and `notes`
+    (plain JSON values) go into every manifest.
 
     The constructor claims the directory and starts the writer process. It waits up to `drain_wait`
     seconds for the writer of a dead trainer to finish. `takeover=True` claims the run of a trainer
@@ -78,6 +80,7 @@ class SnapshotEngine:
         budget: float | None = 0.1,
         when_busy: Literal["skip", "wait"] = "skip",
         on_error: Literal["raise", "warn"] = "raise",
+        on_damage: Literal["raise", "drop"] = "raise",
         fresh: bool = False,
         strict: bool = False,
         track_rng: bool = True,
@@ -89,6 +92,7 @@ class SnapshotEngine:
         path = settings.check_path("run_dir", run_dir)
         settings.check_choice("when_busy", when_busy, ("skip", "wait"))
         settings.check_choice("on_error", on_error, ("raise", "warn"))
+        settings.check_choice("on_damage", on_damage, ("raise", "drop"))
         keep_last = settings.check_count("keep_last", keep_last, low=1)
         if keep_best is not None:
             settings.check_text("keep_best", keep_best)
@@ -99,6 +103,7 @@ class SnapshotEngine:
         check_notes(identity.notes)
         trigger = Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget)
         self._on_error = on_error
+        self._on_damage = on_damage
         self._strict = settings.check_flag("strict", strict)
         self._fresh = settings.check_flag("fresh", fresh)
         self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
@@ -311,7 +316,9 @@ class SnapshotEngine:
         fall_back = settings.check_flag("fall_back", fall_back)
         if sanity is not None:
             settings.check_callable("sanity", sanity)
-        options = RestoreOptions(eager, replay, replay_last, allowed, fall_back, sanity)
+        options = RestoreOptions(
+            eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage
+        )
         with self._turn(session):
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")

@@ -49,6 +49,7 @@ from pyengine.format.names import META
 
 if TYPE_CHECKING:
     from pyengine.engine.session import Session
+    from pyengine.replay.damage import OnDamage
     from pyengine.replay.ring import ReplayBuffer
 
 Replay = Literal["exact", "skip", "latest"]
@@ -67,6 +68,7 @@ class RestoreOptions:
     allow: tuple[str, ...] = ()
     fall_back: bool = True
     sanity: Sanity | None = None
+    on_damage: OnDamage = "raise"
 
 
 @dataclass(slots=True)

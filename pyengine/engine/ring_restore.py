@@ -108,7 +108,8 @@ class RingRestore:
             line=line,
             next_sequence=lambda: next(numbers),
         )
-        for file in {extent.file for extent in own}:
+        replaced = () if self._later is None else self._later.replaced
+        for file in {extent.file for extent in (*own, *replaced)}:
             self._files[file] = self._segment_file(file, records.get(file), directory)
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
@@ -121,6 +122,8 @@ class RingRestore:
             eager=options.eager,
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
+            on_damage=options.on_damage,
+            replaced=() if self._later is None else self._later.replaced,
         )
         if self._later is not None:
             # Numbers that adopted parts have are not given to others.
@@ -134,6 +137,8 @@ class RingRestore:
         notes = [] if options.replay_last is None else [f"replay_last={options.replay_last}"]
         if self._later is not None:
             notes.append(f"{self._later.added} rows added after the snapshot")
+        dropped = self._prepared.storage.core.dropped_rows
+        notes += [f"{dropped} rows are dropped"] if dropped else []
         notes += _given_up(self._ring)
         self._ring.exchange(self._prepared)
         rows, note = self._prepared.rows, "; ".join(notes)

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from pyengine.errors import DamageError
-from pyengine.format.buffer_header import LaneRecord
+from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.manifest import ComponentRecord
 
 _VERSION = 2
@@ -48,6 +48,7 @@ class RingCut:
 
     `name` is the ring's component and directory name, `header` has schema, capacity, num_lanes,
     segment_rows and sampler; `mutable_file` is the path of the FilePlan with the mutable fields.
+    `dropped` are the rows that were given up.
     `arena` identifies the memory that the rows lie in (`Arena.identity`): a restore gives the ring
     another one, whose rows under the same ids are not these. None: not known, not compared.
     """
@@ -57,6 +58,7 @@ class RingCut:
     header: dict[str, Any]
     mutable_file: str | None = None
     arena: str | None = None
+    dropped: tuple[DroppedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,12 @@ def _file(item: list[Any]) -> FilePlan:
 
 def _pack_ring(ring: RingCut) -> list[Any]:
     lanes = [[lane.tail, lane.total_count, lane.break_pending] for lane in ring.lanes]
-    return [ring.name, lanes, ring.header, ring.mutable_file, ring.arena]
+    dropped = [[run.lane, run.first_row, run.row_count] for run in ring.dropped]
+    return [ring.name, lanes, ring.header, ring.mutable_file, ring.arena, dropped]
 
 
 def _ring(item: list[Any]) -> RingCut:
-    name, lanes, header, mutable_file, arena = item
+    name, lanes, header, mutable_file, arena, dropped = item
     cut = tuple(LaneRecord(*lane) for lane in lanes)
-    return RingCut(name, cut, header, mutable_file, arena)
+    runs = tuple(DroppedRun(*run) for run in dropped)
+    return RingCut(name, cut, header, mutable_file, arena, runs)

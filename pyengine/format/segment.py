@@ -346,6 +346,15 @@ def iter_blocks(header: SegmentLayout) -> Iterator[tuple[int, int, int]]:
             yield field.first_block + index, field.offset + begin, end - begin
 
 
+def block_rows(layout: SegmentLayout, block: int) -> range:
+    """Return the rows of an image that a block holds values of; the last may be beyond its end."""
+    for field in layout.fields:
+        index = block - field.first_block
+        if 0 <= index < field.block_count:
+            return range(index << field.block_shift, (index + 1) << field.block_shift)
+    raise ValueError(f"an image of {layout.block_count} blocks has no block {block}")
+
+
 def _read_fields(buffer: Buffer, count: int, path: str) -> dict[str, Field]:
     fields: dict[str, Field] = {}
     for index in range(count):

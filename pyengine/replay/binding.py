@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from pyengine._native.ring import exchange
 from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError
-from pyengine.format.buffer_header import BufferHeader, LaneRecord
+from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.fs.forking import register_for_child
+from pyengine.replay.damage import OnDamage
 from pyengine.replay.demand import add_demand, check_demand, drop_demand
 from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
@@ -229,6 +230,25 @@ class RingBinding:
             for lane, (tail, total) in enumerate(self._windows())
         )
 
+    @property
+    def dropped(self) -> tuple[DroppedRun, ...]:
+        """Rows of the window that were given up because their block of a segment file is damaged:
+        runs of (lane, first row id, row count), by lane and row; see `on_damage` of the engine.
+
+        They leave the list when they age out. Inside `freeze` too.
+        """
+        runs = self._look(lambda storage: storage.core.dropped()) or ()
+        return tuple(DroppedRun(*run) for run in runs)
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows were dropped, or may be as long as files are mapped."""
+        storage = self._storage
+        if storage is None:
+            return False
+        is_open = storage.on_damage == "drop" and bool(storage.mapped)
+        return is_open or storage.core.dropped_rows > 0
+
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the live mutable fields, (capacity, *shape) by position; copy inside `freeze`."""
         return (self._storage or self._make_storage()).mutable_arrays()
@@ -264,11 +284,16 @@ class RingBinding:
         eager: bool = False,
         replay_last: int | None = None,
         keep_breaks: bool = False,
+        on_damage: OnDamage = "raise",
+        replaced: Sequence[Extent] = (),
     ) -> PreparedRing:
         """Put a snapshot's contents into storage that `exchange` can give to this ring.
 
         `files` gives each file of the header's extents. Full segments are mapped where they lie;
-        only rows of open segments are copied. `eager` verifies every block first. `replay_last`
+        only rows of open segments are copied. `eager` verifies every block first. Rows of a damaged
+        block, now and as long as the storage is used, are an error, or leave the ring
+        (`on_damage="drop"`). `replaced` are extents whose rows come from other files, but are lost
+        where these are damaged. `replay_last`
         keeps at most so many of the newest rows. A break is set at each lane's total_count unless
         `keep_breaks` (the environments were restored too). New segments are written under `line`
         (None: the ring's own). Raises StateMismatchError, DamageError, SharedMemoryError, OSError;
@@ -277,6 +302,7 @@ class RingBinding:
         self._check_usable()
         self.check_restorable(header)
         storage = self._new_storage(self._line if line is None else line)
+        storage.on_damage = on_damage
         try:
             rows = install(
                 storage,
@@ -286,6 +312,7 @@ class RingBinding:
                 eager=eager,
                 replay_last=replay_last,
                 keep_breaks=keep_breaks,
+                replaced=replaced,
             )
             storage.start_reserving()
         except BaseException:

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 
 from pyengine._native.ring import BlockFault, NoMemory
-from pyengine.errors import DamageError, SharedMemoryError
+from pyengine.errors import DamageError, SharedMemoryError, TruncatedFileError
 from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
 
+_EHWPOISON = 133
+"""Memory that the machine found broken; the errno module does not name it."""
 
-def damage_error(storage: Storage, fault: BlockFault) -> Exception:
-    """Return the error for a mapped block: DamageError, or OSError where it cannot be read."""
+_UNREADABLE = (errno.EIO, errno.EFAULT, _EHWPOISON)
+
+
+def is_unreadable(error_number: int | None) -> bool:
+    """Whether an error number says that bytes of a file cannot be had, and not that time, memory or
+    rights were lacking."""
+    return error_number in _UNREADABLE
+
+
+def unreadable_error(error_number: int | None, offset: int, path: str) -> OSError:
+    """Return the error for bytes that cannot be read."""
+    number = error_number or errno.EIO
+    return OSError(
+        number,
+        f"{os.strerror(number)} at byte {offset} (a bad sector, or the file was cut while it was "
+        "mapped)",
+        path,
+    )
+
+
+def damage_error(storage: Storage, fault: BlockFault) -> DamageError | OSError:
+    """Return the error for a mapped block: DamageError, or OSError where it cannot be read.
+
+    A file that is shorter than it was mapped is a TruncatedFileError.
+    """
     path = storage.paths.get((fault.lane, fault.segment), "an unknown segment file")
     if fault.error_number:
-        return OSError(
-            fault.error_number,
-            f"{os.strerror(fault.error_number)} at byte {fault.offset} (a bad sector, or the file "
-            "was cut while it was mapped)",
-            path,
+        return _truncation(storage, path) or unreadable_error(
+            fault.error_number, fault.offset, path
         )
     return DamageError(
         f"{path}: the block at byte {fault.offset} does not have the hash that its table records; "
@@ -28,6 +52,22 @@ def damage_error(storage: Storage, fault: BlockFault) -> Exception:
         expected=f"{fault.expected:016x}",
         got=f"{fault.got:016x}",
     )
+
+
+def _truncation(storage: Storage, path: str) -> TruncatedFileError | None:
+    expected = storage.plan.layout.file_bytes
+    with contextlib.suppress(OSError):
+        size = os.stat(path, follow_symlinks=False).st_size
+        if size < expected:
+            return TruncatedFileError(
+                f"{path}: the file was cut while it was mapped: {size} bytes are left of "
+                f"{expected}",
+                path=path,
+                offset=size,
+                expected=expected,
+                got=size,
+            )
+    return None
 
 
 def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemoryError:

@@ -6,16 +6,18 @@ takes it in one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.segment import KIND_SEGMENT
+from pyengine.replay.damage import drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
-from pyengine.replay.segment_files import SegmentFile, SegmentFiles
+from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles
 from pyengine.replay.storage import Storage
 
 
@@ -102,49 +104,42 @@ def install(
     eager: bool,
     replay_last: int | None,
     keep_breaks: bool,
+    replaced: Sequence[Extent],
 ) -> int:
-    """Fill `storage` with all but the sampler; see ReplayBuffer.prepare. Returns the rows."""
-    plan, core = storage.plan, storage.core
-    rows = plan.segment_rows
-    opened = SegmentFiles(files, plan)
+    """Fill `storage` with all but the sampler; see ReplayBuffer.prepare. Returns the valid rows."""
+    core = storage.core
     tails = _tails(header, replay_last)
-    restored = 0
-    with opened:
-        opened.read_ahead(
-            extent.file
+    for lane, record in enumerate(header.lanes):
+        # First, so that rows can be dropped in what follows; nobody else sees the storage yet.
+        core.set_lane(
+            lane, tails[lane], record.total_count, record.break_pending or not keep_breaks
+        )
+    for run in header.dropped:
+        core.drop_rows(run.lane, run.first_row, run.row_count)
+    with SegmentFiles(files, storage.plan) as opened:
+        extents = [
+            extent
             for extent in header.extents
             if extent.first_row + extent.row_count > tails[extent.lane]
-        )
-        for extent in header.extents:
-            end = extent.first_row + extent.row_count
-            total = header.lanes[extent.lane].total_count
-            if end <= tails[extent.lane]:
-                continue
-            for segment in range(extent.first_row // rows, -(-end // rows)):
-                if (segment + 1) * rows <= min(end, total):
-                    if (segment + 1) * rows > tails[extent.lane]:
-                        _map_full(storage, opened, extent, segment, eager=eager)
-                else:
-                    _copy_open(storage, opened, extent, segment)
-        for name, array in storage.mutable_arrays().items():
-            array[...] = mutable[name]
-        for lane, record in enumerate(header.lanes):
-            if tails[lane] == record.total_count and record.total_count % rows:
-                # No extent names the segment that the next row goes into.
-                core.open_segment(lane, record.total_count // rows)
-            core.set_lane(
-                lane, tails[lane], record.total_count, record.break_pending or not keep_breaks
-            )
-            restored += record.total_count - tails[lane]
-        core.lost_updates = int(header.sampler.get("lost_updates", 0))
-    return restored
+        ]
+        opened.read_ahead(extent.file for extent in extents)
+        images = _OpenImages(storage)
+        for extent in extents:
+            if files[extent.file].record is not None:
+                _map_full(storage, opened, header, extent, eager=eager)
+            else:
+                _copy_open(storage, opened, header, extent, images)
+        for extent in replaced:
+            _verify_replaced(storage, opened, extent)
+    images.open_heads(header)
+    for name, array in storage.mutable_arrays().items():
+        array[...] = mutable[name]
+    core.lost_updates = int(header.sampler.get("lost_updates", 0))
+    return sum(total - tail for tail, total in storage.windows()) - core.dropped_rows
 
 
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
     tails = [lane.tail for lane in header.lanes]
-    # Rows that were given up lie nowhere: the window begins after the last of them.
-    for run in header.dropped:
-        tails[run.lane] = max(tails[run.lane], run.first_row + run.row_count)
     if replay_last is None:
         return tails
     per_lane = replay_last // len(tails)
@@ -154,61 +149,136 @@ def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
     ]
 
 
+class _OpenImages:
+    """The slots of segments that are not full: opened once each, wherever their rows come from."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._places: dict[tuple[int, int], int] = {}
+
+    def place(self, lane: int, segment: int) -> int:
+        """Return the offset in the arena of a segment's image."""
+        key = (lane, segment)
+        if key not in self._places:
+            self._places[key] = self._storage.core.open_segment(lane, segment)
+        return self._places[key]
+
+    def open_heads(self, header: BufferHeader) -> None:
+        """Open the segments that the next rows go into and that no extent names."""
+        rows = self._storage.plan.segment_rows
+        for lane, record in enumerate(header.lanes):
+            if record.total_count % rows:
+                self.place(lane, record.total_count // rows)
+
+
 def _map_full(
-    storage: Storage, opened: SegmentFiles, extent: Extent, segment: int, *, eager: bool
+    storage: Storage, opened: SegmentFiles, header: BufferHeader, extent: Extent, *, eager: bool
 ) -> None:
-    """Let a full segment live in its file."""
+    """Let a full segment live in its file; several extents name it where it has holes."""
     rows = storage.plan.segment_rows
-    file = opened.get(extent.file)
-    header = file.header
-    run = header.runs[0]  # parse_header refuses a file without one
+    lane, segment = extent.lane, (extent.first_row - extent.file_row) // rows
+    key, path = (lane, segment), opened.files[extent.file].path
+    if storage.paths.get(key) == path:
+        return
+    mapping, found = opened.map(extent.file)
+    run = found.runs[0]  # parse_header refuses a file without one
     is_image = (
-        header.kind == KIND_SEGMENT
-        and (header.row_capacity, header.row_count) == (rows, rows)
-        and (run.lane, run.first_row) == (extent.lane, segment * rows)
+        found.kind == KIND_SEGMENT
+        and (found.row_capacity, found.row_count) == (rows, rows)
+        and (run.lane, run.first_row) == (lane, segment * rows)
         and extent.first_row - extent.file_row == run.first_row
-        and file.record is not None
+        and extent.file_row + extent.row_count <= rows
+        and (segment + 1) * rows <= header.lanes[lane].total_count
+        and key not in storage.paths
     )
     if not is_image:
+        mapping.close()
         raise DamageError(
-            f"{file.path}: does not hold segment {segment} of lane {extent.lane}, as the buffer "
-            "header says",
-            path=file.path,
+            f"{path}: does not hold segment {segment} of lane {lane}, as the buffer header says",
+            path=path,
             offset=0,
-            expected=(extent.lane, segment * rows, rows),
+            expected=(lane, segment * rows, rows),
             got=(run.lane, run.first_row, run.row_count),
         )
-    assert file.record is not None
+    record = opened.files[extent.file].record
+    assert record is not None
+    storage.mapped[key] = mapping
+    storage.paths[key] = path
+    storage.core.map_segment(lane, segment, mapping.address, record)
     if eager:
-        file.verify_whole()
-        for block in range(header.block_count):
-            storage.control.mark_verified(extent.lane, segment, block)
-    key = (extent.lane, segment)
-    storage.mapped[key] = file.mapping
-    storage.paths[key] = file.path
-    opened.keep(extent.file)
-    storage.core.map_segment(extent.lane, segment, file.mapping.address, file.record)
+        # The mapping is for random access: without this, each page is a trip to the disk of its
+        # own.
+        mapping.advise_willneed(0, mapping.size)
+        _verify_whole(storage, lane, segment)
 
 
-def _copy_open(storage: Storage, opened: SegmentFiles, extent: Extent, segment: int) -> None:
-    """Copy the rows of a segment that was open at the cut into a slot."""
+def _verify_whole(storage: Storage, lane: int, segment: int) -> None:
+    """Verify every block of a mapped segment; one whose rows are dropped already may be bad."""
+    wanted = list(range(storage.plan.layout.block_count))
+    while wanted:
+        try:
+            for block in wanted:
+                storage.core.verify_blocks(lane, segment, block, block + 1)
+            return
+        except BlockFault as fault:
+            # Anew, because a second look at one block forgets what is known of the others.
+            if not has_valid_rows(storage, fault) or settle_fault(storage, fault):
+                wanted.remove(fault.block)
+
+
+def _copy_open(
+    storage: Storage,
+    opened: SegmentFiles,
+    header: BufferHeader,
+    extent: Extent,
+    images: _OpenImages,
+) -> None:
+    """Copy rows of segments that were open at the cut into slots."""
     rows = storage.plan.segment_rows
     file = opened.get(extent.file)
-    first = max(segment * rows, extent.first_row)
-    count = extent.first_row + extent.row_count - first
-    file_row = extent.file_row + first - extent.first_row
-    if not file.holds(extent.lane, first, count, file_row):
-        raise DamageError(
-            f"{file.path}: rows {first} to {first + count} of lane {extent.lane} are not at its "
-            f"row {file_row}, as the buffer header says",
-            path=file.path,
-            offset=0,
-        )
-    file.verify_rows(file_row, count)
-    image = storage.core.open_segment(extent.lane, segment)
-    with memoryview(file.mapping) as source:
-        for region, target in zip(file.header.fields, storage.plan.layout.fields, strict=True):
-            offset = region.offset + file_row * region.row_bytes
-            size = count * region.row_bytes
-            start = image + target.offset + (first - segment * rows) * target.row_bytes
-            storage.arena.view(start, size)[:] = source[offset : offset + size]
+    end = extent.first_row + extent.row_count
+    if end > header.lanes[extent.lane].total_count // rows * rows + rows or not file.holds(
+        extent.lane, extent.first_row, extent.row_count, extent.file_row
+    ):
+        raise _misplaced(file, extent)
+    for segment in range(extent.first_row // rows, -(-end // rows)):
+        if (segment + 1) * rows <= header.lanes[extent.lane].total_count:
+            raise _misplaced(file, extent)  # a full one has a file of its own
+        first = max(segment * rows, extent.first_row)
+        count = min(end, (segment + 1) * rows) - first
+        file_row = extent.file_row + first - extent.first_row
+        image = images.place(extent.lane, segment)
+        targets = [
+            storage.arena.view(
+                image + field.offset + (first - segment * rows) * field.row_bytes,
+                count * field.row_bytes,
+            )
+            for field in storage.plan.layout.fields
+        ]
+        for bad in file.copy_rows(file_row, count, targets):
+            if storage.on_damage == "raise":
+                raise bad.error
+            begin = first + bad.rows.start - file_row
+            drop_rows(storage, extent.lane, begin, len(bad.rows), bad.error)
+
+
+def _verify_replaced(storage: Storage, opened: SegmentFiles, extent: Extent) -> None:
+    """Give up rows that a segment has in place of a part which is damaged where they lie."""
+    file = opened.get(extent.file)
+    sizes = [extent.row_count * field.row_bytes for field in storage.plan.layout.fields]
+    scratch = [memoryview(bytearray(size)) for size in sizes]
+    for bad in file.copy_rows(extent.file_row, extent.row_count, scratch):
+        if storage.on_damage == "raise":
+            raise bad.error
+        first = extent.first_row + bad.rows.start - extent.file_row
+        drop_rows(storage, extent.lane, first, len(bad.rows), bad.error)
+
+
+def _misplaced(file: OpenFile, extent: Extent) -> DamageError:
+    end = extent.first_row + extent.row_count
+    return DamageError(
+        f"{file.path}: rows {extent.first_row} to {end} of lane {extent.lane} are not at its row "
+        f"{extent.file_row}, as the buffer header says",
+        path=file.path,
+        offset=0,
+    )

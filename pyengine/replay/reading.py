@@ -6,25 +6,32 @@ ring without rows has no memory yet, and reading makes none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyengine._native.ring import BlockFault
-from pyengine.errors import EmptyRingError, UnknownFieldError, UnknownRefError
+from pyengine.errors import (
+    ClosedError,
+    DroppedRowError,
+    EmptyRingError,
+    UnknownFieldError,
+    UnknownRefError,
+)
 from pyengine.format.counts import as_count
 from pyengine.format.schema import START_FIELD, Field, FieldLike, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.binding import RingBinding
-from pyengine.replay.faults import damage_error
+from pyengine.replay.damage import settle_fault
 from pyengine.replay.outputs import Outputs, exact_batch
 from pyengine.replay.rows import as_refs
 from pyengine.replay.storage import Storage
 
 Array = NDArray[Any]
 Refs = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class RingReading(RingBinding):
@@ -42,7 +49,8 @@ class RingReading(RingBinding):
         self._names = tuple(self.schema)
 
     def __len__(self) -> int:
-        return sum(total - tail for tail, total in self._windows())
+        rows = sum(total - tail for tail, total in self._windows())
+        return max(0, rows - (self._look(lambda storage: storage.core.dropped_rows) or 0))
 
     @property
     def total_count(self) -> Any:
@@ -69,23 +77,33 @@ class RingReading(RingBinding):
         return self._look(lambda storage: storage.core.lost_updates) or 0
 
     def breaks(self, lane: int = 0) -> Refs:
-        """Return the ids of the lane's valid rows that start a sequence, in order (int64)."""
+        """Return the ids of the lane's valid rows that start a sequence, in order (int64).
+
+        The first row behind dropped ones does.
+        """
         lane, rows = self._lane(lane), self._plan.rows_per_lane
         used = min(rows, self._windows()[lane][1])
         positions = np.arange(lane * rows, lane * rows + used, dtype=np.int64)
         refs, values = self._gather_valid(START_FIELD, positions)
-        starting: Refs = np.sort(refs[refs >= 0][values != 0] // self.num_envs)
-        return starting
+        valid = refs[refs >= 0] // self.num_envs
+        starting: Refs = np.sort(valid[values != 0])
+        # What follows dropped rows does not continue what was before them.
+        behind = [run.first_row + run.row_count for run in self.dropped if run.lane == lane]
+        return np.union1d(starting, np.intersect1d(valid, behind)) if behind else starting
 
     def sample(self, batch_size: int, *, out: Any = None, device: Any = None) -> Batch:
         """Draw `batch_size` rows uniformly, with replacement, each valid row of the ring alike.
+
+        Dropped rows (`dropped`) are none; while there are none, they change no draw.
 
         `out` takes a Batch or dict of arrays or CPU tensors of shape (batch_size, *shape), filled
         in place (pinned memory too); else fresh arrays. `device` gives torch tensors there, of
         `out`'s values where both are given. The draw is the ring's own PCG64: same seed, same rows,
         same calls, same batches.
 
-        Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad.
+        Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad, or
+        OSError where it cannot be read; with `on_damage="drop"` its rows are given up instead, and
+        the batch is drawn anew.
         """
         refs = np.empty(as_count("batch_size", batch_size), np.int64)
         if device is None and self._gather_exact(refs, out, draw=True):
@@ -97,9 +115,9 @@ class RingReading(RingBinding):
         """Return the rows of `refs` (int64 of any shape, taken flat, as in `batch.indices`).
 
         Each field has shape (len(refs), *shape), all of one instant; `out` and `device` as for
-        `sample`. Raises UnknownRefError for a ref outside the window; DamageError naming path and
-        offset, or OSError, where a mapped block is bad; RowError for an unfit `out`. What `out`
-        holds after an error is undefined.
+        `sample`. Raises UnknownRefError for a ref outside the window, DroppedRowError for one that
+        was given up; DamageError naming path and offset, or OSError, where a mapped block is bad;
+        RowError for an unfit `out`. What `out` holds after an error is undefined.
         """
         if device is None and self._gather_exact(refs, out):
             return exact_batch(refs, out)
@@ -124,6 +142,8 @@ class RingReading(RingBinding):
     def refs(self) -> Refs:
         """Return the refs of all valid rows, oldest row id first: int64 of shape (rows,).
 
+        Dropped rows are left out.
+
         Lane after lane is looked at: with others adding meanwhile, each lane's is of its own
         instant, and rows may have left the window by the time they are gathered.
         """
@@ -132,6 +152,10 @@ class RingReading(RingBinding):
             np.arange(tail, total, dtype=np.int64) * lanes + lane
             for lane, (tail, total) in enumerate(self._windows())
         ]
+        for run in self.dropped:
+            ids = parts[run.lane] // lanes
+            is_kept = (ids < run.first_row) | (ids >= run.first_row + run.row_count)
+            parts[run.lane] = parts[run.lane][is_kept]
         return np.sort(np.concatenate(parts))
 
     def refs_at(self, positions: Any) -> Refs:
@@ -162,7 +186,15 @@ class RingReading(RingBinding):
         try:
             return storage.core.gather_exact(refs, outputs, np.ndarray, draw)
         except BlockFault as fault:
-            raise damage_error(storage, fault) from None
+            first = fault
+
+        def gather(is_drawing: bool) -> bool:
+            return storage.core.gather_exact(refs, outputs, np.ndarray, is_drawing)
+
+        try:
+            return _repeat(storage, first, gather, draw=draw)
+        except ClosedError:
+            return False  # a restore put other storage in its place
 
     def _gather(
         self,
@@ -177,14 +209,14 @@ class RingReading(RingBinding):
         values, ordered = self._outputs.prepare(len(refs), names, out)
 
         def gather(storage: Storage) -> bool:
-            try:
+            def attempt(is_drawing: bool) -> bool:
                 if positions is None:
-                    storage.core.gather(refs, ordered, draw)
+                    storage.core.gather(refs, ordered, is_drawing)
                 else:
                     storage.core.gather_at(positions, refs, ordered, False)
-            except BlockFault as fault:
-                raise damage_error(storage, fault) from None
-            return True
+                return True
+
+            return _repeat(storage, None, attempt, draw=draw)
 
         if not self._look(gather):
             if draw:
@@ -205,10 +237,12 @@ class RingReading(RingBinding):
         refs = np.full(len(positions), -1, np.int64)
 
         def gather(storage: Storage) -> int:
-            try:
-                return storage.core.gather_at(positions, refs, ordered, True)
-            except BlockFault as fault:
-                raise damage_error(storage, fault) from None
+            return _repeat(
+                storage,
+                None,
+                lambda _: storage.core.gather_at(positions, refs, ordered, True),
+                draw=False,
+            )
 
         found = self._look(gather) or 0
         return refs, values[name][:found]
@@ -228,3 +262,26 @@ class RingReading(RingBinding):
                 got=name,
             )
         return self.schema[name]
+
+
+def _repeat(
+    storage: Storage, fault: BlockFault | None, call: Callable[[bool], T], *, draw: bool
+) -> T:
+    """Call with whether to draw, again after each bad block that could be settled.
+
+    `fault`: what the first call met, where it was made already. Refs that were drawn stay, so that
+    a block which was wrong only once changes no draw; where rows were dropped, or drawn ones left
+    the window meanwhile, others are drawn. Ends: each turn verifies a block or gives its rows up.
+    """
+    is_drawing = draw
+    while True:
+        try:
+            if fault is not None:
+                is_drawing = settle_fault(storage, fault) and draw
+            return call(is_drawing)
+        except BlockFault as next_fault:
+            fault = next_fault
+        except (UnknownRefError, DroppedRowError):
+            if is_drawing or not draw:
+                raise
+            is_drawing, fault = True, None

@@ -1,35 +1,42 @@
-"""A snapshot's segment files: mapped once each, and proven before a value of them is used.
+"""A snapshot's segment files, proven before a value of them is used.
 
 First the header and block table, by the checksum that the manifest records; then, for rows that are
-copied, the blocks that they lie in, each once however many lanes share it.
+copied, the blocks that they lie in, each once however many lanes share it. What is checked or
+copied here is read, not mapped: a bad sector or a file cut short is an error. A mismatch is read
+twice, past the page cache where the kernel lets go of it, before it is called damage.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyengine._native.hashing import verify_image, xxh3_64
+from pyengine._native.hashing import xxh3_64
 from pyengine._native.mapping import Mapping as MemoryMapping
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, TruncatedFileError
+from pyengine.format.frame import read_frame, read_into
 from pyengine.format.segment import (
+    FieldRegion,
     SegmentHeader,
     block_hashes,
     iter_blocks,
     parse_header,
     verify_checksum,
 )
+from pyengine.fs import door
+from pyengine.fs.beneath import drop_cache
+from pyengine.replay.faults import is_unreadable, unreadable_error
 from pyengine.replay.plan import RingPlan
 
 if TYPE_CHECKING:
     from pyengine._native.control import FileRecordTuple
 
-_HEADER_BYTES_FIELD = slice(12, 16)
-"""Where a header says how long it is (FORMAT.md): its pages are read before it is parsed."""
+_ASK_BYTES = 128 * 1024
+"""Asked for in one call, the rest of a larger range would come page by page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,33 @@ class SegmentFile:
     record: FileRecordTuple | None
 
 
-class OpenFile:
-    """One mapped file whose header and block table are proven. Made by SegmentFiles."""
+@dataclass(frozen=True, slots=True)
+class BadBlock:
+    """A block whose rows cannot be had: why, and which rows of the file."""
 
-    def __init__(self, mapping: MemoryMapping, header: SegmentHeader, file: SegmentFile) -> None:
-        self.mapping = mapping
+    error: Exception
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block as it was read; `error` says why its bytes are worthless."""
+
+    number: int
+    data: memoryview
+    error: Exception | None
+
+
+class OpenFile:
+    """One file whose header and block table are proven. Made by SegmentFiles, which owns `fd`."""
+
+    def __init__(self, fd: int, header: SegmentHeader, hashes: tuple[int, ...], path: str) -> None:
         self.header = header
-        self.path = file.path
-        self.record = file.record
-        self._blocks = {block: (start, size) for block, start, size in iter_blocks(header)}
-        self._verified: set[int] = set()
+        self.path = path
+        self._fd = fd
+        self._hashes = hashes
+        self._places = {block: (start, size) for block, start, size in iter_blocks(header)}
+        self._recent: dict[str, _Block] = {}
         self._runs: dict[int, list[tuple[int, int, int]]] = {}
         begin = 0
         for run in header.runs:
@@ -66,123 +90,136 @@ class OpenFile:
             for start, end, begin in self._runs.get(lane, ())
         )
 
-    def verify_rows(self, first: int, count: int) -> None:
-        """Verify the blocks that rows [first, first + count) of the file lie in; DamageError."""
-        for field in self.header.fields:
-            begin, last = first >> field.block_shift, (first + count - 1) >> field.block_shift
-            for block in range(field.first_block + begin, field.first_block + last + 1):
-                if block not in self._verified:
-                    self._verify(block)
-                    self._verified.add(block)
+    def copy_rows(self, first: int, count: int, targets: Sequence[memoryview]) -> list[BadBlock]:
+        """Copy rows [first, first + count) of the file, a target for each field, and verify them.
 
-    def verify_whole(self) -> None:
-        """Verify every block; DamageError names the first bad one."""
-        # The mapping is for random access: without this, each page is a trip to the disk of its
-        # own.
-        self.mapping.advise_willneed(0, self.mapping.size)
-        self.mapping.populate(0, self.mapping.size)
-        with memoryview(self.mapping) as view:
-            bad = verify_image(view)
-        if bad >= 0:
-            self._verify(bad)
+        Returns the bad blocks among those that the rows lie in; what their rows' targets hold is
+        undefined then. Raises OSError for what says nothing about the file.
+        """
+        bad = []
+        for field, target in zip(self.header.fields, targets, strict=True):
+            row, end = first, first + count
+            while row < end:
+                number = row >> field.block_shift
+                upto = min(end, (number + 1) << field.block_shift)
+                block = self._read(field, number)
+                if block.error is not None:
+                    bad.append(BadBlock(block.error, range(row, upto)))
+                else:
+                    begin = (row - (number << field.block_shift)) * field.row_bytes
+                    size = (upto - row) * field.row_bytes
+                    at = (row - first) * field.row_bytes
+                    target[at : at + size] = block.data[begin : begin + size]
+                row = upto
+        return bad
 
-    def _verify(self, block: int) -> None:
-        offset, length = self._blocks[block]
-        page = offset - offset % PAGE_BYTES
-        self.mapping.populate(page, offset + length - page)
-        with memoryview(self.mapping) as view:
-            expected = block_hashes(view, self.header)[block]
-            got = xxh3_64(view[offset : offset + length])
-        if got != expected:
-            raise DamageError(
-                f"{self.path}: the block at byte {offset} does not have the hash that its table "
-                "records",
-                path=self.path,
-                offset=offset,
-                expected=f"{expected:016x}",
-                got=f"{got:016x}",
-            )
+    def _read(self, field: FieldRegion, number: int) -> _Block:
+        """Return a block of a field; rows come in order, so that the last one is kept."""
+        recent = self._recent.get(field.name)
+        if recent is None or recent.number != number:
+            recent = self._recent[field.name] = self._read_twice(field.first_block + number, number)
+        return recent
+
+    def _read_twice(self, block: int, number: int) -> _Block:
+        offset, size = self._places[block]
+        data = memoryview(bytearray(size))
+        error: Exception | None = None
+        for _ in range(2):
+            try:
+                read_into(self._fd, data, offset, self.path)
+            except OSError as fault:
+                if not is_unreadable(fault.errno):
+                    raise
+                error = unreadable_error(fault.errno, offset, self.path)
+            except TruncatedFileError as fault:
+                error = fault
+            else:
+                got, expected = xxh3_64(data), self._hashes[block]
+                if got == expected:
+                    return _Block(number, data, None)
+                error = _damage(self.path, offset, expected, got)
+            drop_cache(self._fd)
+        return _Block(number, data, error)
+
+
+def _damage(path: str, offset: int, expected: int, got: int) -> DamageError:
+    return DamageError(
+        f"{path}: the block at byte {offset} does not have the hash that its table records",
+        path=path,
+        offset=offset,
+        expected=f"{expected:016x}",
+        got=f"{got:016x}",
+    )
 
 
 class SegmentFiles:
-    """All of them; a context manager that unmaps those that nobody keeps."""
+    """All of them; a context manager that lets go of those that nobody keeps."""
 
     def __init__(self, files: Mapping[str, SegmentFile], plan: RingPlan) -> None:
         self.files = files
         self._plan = plan
-        self._mapped: dict[str, tuple[MemoryMapping, int]] = {}
         self._open: dict[str, OpenFile] = {}
-        self._kept: set[str] = set()
+        self._fds: list[int] = []
 
     def __enter__(self) -> SegmentFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for name, (mapping, _) in self._mapped.items():
-            if name not in self._kept:
-                mapping.close()
-
-    def keep(self, name: str) -> None:
-        """Leave a mapping to the storage."""
-        self._kept.add(name)
+        while self._fds:
+            door.active.close(self._fds.pop())
 
     def read_ahead(self, names: Iterable[str]) -> None:
-        """Ask for what the checks will read of these files, so that the reads overlap.
-
-        A mapping for random access reads page by page, each page a trip to the disk.
-        """
+        """Ask for what the checks will read of these files, so that the reads overlap."""
         layout = self._plan.layout
-        for name in names:
-            mapping, size = self._map(name)
-            if self.files[name].record is None or size != layout.file_bytes:
-                mapping.advise_willneed(0, size)
-                continue
-            mapping.advise_willneed(0, layout.header_bytes)
-            table = layout.block_table_offset
-            mapping.advise_willneed(table, size - table)
+        for name in dict.fromkeys(names):
+            fd, size = _open_file(self.files[name].path)
+            try:
+                if self.files[name].record is None or size != layout.file_bytes:
+                    _ask(fd, 0, size)
+                else:
+                    _ask(fd, 0, layout.header_bytes)
+                    _ask(fd, layout.block_table_offset, size)
+            finally:
+                door.active.close(fd)
 
     def get(self, name: str) -> OpenFile:
-        """Return a file, its header and block table proven."""
+        """Return a file whose rows are to be copied, its header and block table proven."""
         if name not in self._open:
-            mapping, size = self._map(name)
             file = self.files[name]
-            self._open[name] = OpenFile(mapping, self._check(mapping, size, file), file)
+            fd, size = _open_file(file.path)
+            self._fds.append(fd)
+            self._open[name] = self._check(fd, size, file)
         return self._open[name]
 
-    def _map(self, name: str) -> tuple[MemoryMapping, int]:
-        if name not in self._mapped:
-            path = self.files[name].path
-            # O_NONBLOCK: opening what is no file, a FIFO say, must not wait for ever.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                status = os.fstat(fd)
-                size = status.st_size
-                if not stat.S_ISREG(status.st_mode):
-                    raise DamageError(f"{path}: not a regular file", path=path, offset=0)
-                if size == 0:
-                    raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
-                self._mapped[name] = MemoryMapping.file(fd, size), size
-            finally:
-                os.close(fd)
-        return self._mapped[name]
+    def map(self, name: str) -> tuple[MemoryMapping, SegmentHeader]:
+        """Map a file, which is the caller's then, its header and block table proven."""
+        file = self.files[name]
+        fd, size = _open_file(file.path)
+        try:
+            header = self._check(fd, size, file).header
+            return MemoryMapping.file(fd, size), header
+        finally:
+            door.active.close(fd)
 
-    def _check(self, mapping: MemoryMapping, size: int, file: SegmentFile) -> SegmentHeader:
-        with memoryview(mapping) as view:
-            mapping.populate(0, min(size, PAGE_BYTES))
-            header_bytes = int.from_bytes(view[_HEADER_BYTES_FIELD], "little")
-            mapping.populate(0, min(size, header_bytes))
-            header = parse_header(view, file.path)
-            if header.file_bytes != size:
-                raise TruncatedFileError(
-                    f"{file.path}: the header says {header.file_bytes} bytes, the file has {size}",
-                    path=file.path,
-                    offset=size,
-                    expected=header.file_bytes,
-                    got=size,
-                )
-            table = header.block_table_offset
-            mapping.populate(table, size - table)
-            checksum = verify_checksum(view, header, file.path)
+    def _check(self, fd: int, size: int, file: SegmentFile) -> OpenFile:
+        try:
+            return self._check_once(fd, size, file)
+        except DamageError:
+            drop_cache(fd)
+            return self._check_once(fd, size, file)
+
+    def _check_once(self, fd: int, size: int, file: SegmentFile) -> OpenFile:
+        image = memoryview(read_frame(fd, size, file.path))
+        header = parse_header(image, file.path)
+        if header.file_bytes != size:
+            raise TruncatedFileError(
+                f"{file.path}: the header says {header.file_bytes} bytes, the file has {size}",
+                path=file.path,
+                offset=size,
+                expected=header.file_bytes,
+                got=size,
+            )
+        checksum = verify_checksum(image, header, file.path)
         if checksum != file.checksum:
             raise DamageError(
                 f"{file.path}: this is not the file that the manifest lists",
@@ -201,4 +238,26 @@ class SegmentFiles:
                 expected=planned,
                 got=found,
             )
-        return header
+        return OpenFile(fd, header, block_hashes(image, header), file.path)
+
+
+def _open_file(path: str) -> tuple[int, int]:
+    """Open a regular file that is not empty; return (descriptor, size)."""
+    # O_NONBLOCK: opening what is no file, a FIFO say, must not wait for ever.
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamageError(f"{path}: not a regular file", path=path, offset=0)
+        if status.st_size == 0:
+            raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
+        return fd, status.st_size
+    except BaseException:
+        door.active.close(fd)
+        raise
+
+
+def _ask(fd: int, begin: int, end: int) -> None:
+    begin -= begin % PAGE_BYTES
+    for at in range(begin, end, _ASK_BYTES):
+        os.posix_fadvise(fd, at, min(_ASK_BYTES, end - at), os.POSIX_FADV_WILLNEED)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,11 @@ class Storage:
 
     def __init__(self, plan: RingPlan, *, label: str, line: int) -> None:
         self.plan = plan
+        self.label = label
+        self.on_damage: Literal["raise", "drop"] = "raise"
+        # Entered again by a signal handler that samples where its thread was settling a bad block.
+        self.settling = threading.RLock()
+        self.recoveries: dict[tuple[int, int, int], int] = {}
         self.mapped: dict[tuple[int, int], MemoryMapping] = {}
         self.paths: dict[tuple[int, int], str] = {}
         self._closing = threading.Event()
@@ -153,6 +158,7 @@ class Storage:
     def _after_fork_in_child(self) -> None:
         # The parent's thread may have held its lock at the fork.
         self._closing = threading.Event()
+        self.settling = threading.RLock()
         self.core.disarm()
         self.control.release()  # who kept it gets ClosedError, not unmapped memory
         os.close(self.seal_event)

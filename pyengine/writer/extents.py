@@ -7,13 +7,13 @@ open go into a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
-from pyengine.format.buffer_header import BufferHeader, Extent
+from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.descriptor import RingCut
 from pyengine.shm.states import SlotState
 from pyengine.writer.parts import OpenRows
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The rows of one segment that belong to a cut."""
+    """Rows of one segment that belong to a cut, without a hole."""
 
     segment: int
     lane: int
@@ -45,16 +45,28 @@ class Pieces:
 
 
 def pieces_of(cut: RingCut, segment_rows: int) -> list[Piece]:
-    """Return the pieces of a cut, oldest segments first."""
+    """Return the pieces of a cut, oldest segments first; dropped rows are in none."""
     pieces = []
     for lane, record in enumerate(cut.lanes):
-        row = record.tail
-        while row < record.total_count:
-            segment = row // segment_rows
-            end = min(record.total_count, (segment + 1) * segment_rows)
-            pieces.append(Piece(segment, lane, row, end - row))
-            row = end
-    return sorted(pieces, key=lambda piece: (piece.segment, piece.lane))
+        for first, end in _kept(record, [run for run in cut.dropped if run.lane == lane]):
+            row = first
+            while row < end:
+                segment = row // segment_rows
+                upto = min(end, (segment + 1) * segment_rows)
+                pieces.append(Piece(segment, lane, row, upto - row))
+                row = upto
+    return sorted(pieces, key=lambda piece: (piece.segment, piece.lane, piece.first_row))
+
+
+def _kept(lane: LaneRecord, dropped: Sequence[DroppedRun]) -> Iterator[tuple[int, int]]:
+    """Yield [first, end) of a lane's rows around what was dropped, which comes in order."""
+    first = lane.tail
+    for run in dropped:
+        if first < run.first_row:
+            yield first, run.first_row
+        first = run.first_row + run.row_count
+    if first < lane.total_count:
+        yield first, lane.total_count
 
 
 class PieceFinder:
@@ -184,7 +196,7 @@ def buffer_header(
         line=line,
         lanes=cut.lanes,
         extents=tuple(extents),
-        dropped=(),
+        dropped=cut.dropped,
         sampler=header["sampler"],
         mutable_file=cut.mutable_file.rsplit("/", 1)[-1] if cut.mutable_file else None,
     )

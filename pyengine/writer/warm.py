@@ -2,7 +2,8 @@
 
 Only when there is nothing else to do, one segment at a time, oldest last: the newest rows are
 sampled as often as any and stay longest. A file is read, not mapped, so that a bad sector is an
-error instead of a signal. Damage is told, and left for the trainer to meet at its first touch.
+error instead of a signal. Damage, read twice, is told, and left for the trainer to meet at its
+first touch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyengine.catalog.pool import snapshot_links
 from pyengine.errors import DamageError, PyengineError, TruncatedFileError
 from pyengine.format.segment import iter_blocks, parse_header, verify_checksum
 from pyengine.fs import door
+from pyengine.fs.beneath import drop_cache
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 from pyengine.writer.workers import Workers
@@ -71,6 +73,14 @@ def _is_verified(ring: RingView, lane: int, segment: int) -> bool:
 
 def _verify(ring: RingView, record: FileRecordTuple) -> None:
     path = ring.path(pool_name(record))
+    try:
+        _verify_once(path, record)
+    except DamageError:
+        _forget_cached(path)
+        _verify_once(path, record)
+
+
+def _verify_once(path: str, record: FileRecordTuple) -> None:
     size_bytes = record[6]
     # Never closed by hand: an exception's traceback may still hold a view when it travels on.
     image = memoryview(mmap.mmap(-1, size_bytes))
@@ -99,6 +109,15 @@ def _verify(ring: RingView, record: FileRecordTuple) -> None:
         raise DamageError(
             f"{path}: block {block} at byte {offset} is damaged", path=path, offset=offset
         )
+
+
+def _forget_cached(path: str) -> None:
+    """Let the next look be at the disk; pages that the trainer has mapped stay."""
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        drop_cache(fd)
+    finally:
+        door.active.close(fd)
 
 
 def _read(path: str, image: memoryview) -> int:

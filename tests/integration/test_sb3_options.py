@@ -223,7 +223,14 @@ def test_a_run_at_its_total_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"every_steps": 0}, {"keep_last": 0}, {"budget": 2}, {"every_step": 10}]
+    "settings",
+    [
+        {"every_steps": 0},
+        {"keep_last": 0},
+        {"budget": 2},
+        {"every_step": 10},
+        {"on_damage": "drop"},
+    ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(
     tmp_path: Path, settings: dict[str, Any]

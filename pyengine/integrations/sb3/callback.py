@@ -102,6 +102,11 @@ class SnapshotCallback(BaseCallback):
         unknown = self._settings.keys() - signature(pyengine.SnapshotEngine).parameters.keys()
         if unknown:
             raise ConfigError(f"SnapshotCallback takes no {', '.join(sorted(unknown))}")
+        if self._settings.get("on_damage", "raise") != "raise":
+            raise ConfigError(
+                "on_damage='drop' leaves rows out of the ring's own draws; Stable-Baselines3 draws "
+                "rows by itself, and would still ask for them: leave it at 'raise'"
+            )
         Trigger(
             every_steps=self._settings["every_steps"],
             every_seconds=self._settings["every_seconds"],

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from pyengine.errors import DamageError
-from pyengine.format.buffer_header import LaneRecord
+from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord
 
@@ -28,6 +28,12 @@ DESCRIPTOR = SnapshotDescriptor(
     rings=(
         RingCut("replay", (LaneRecord(5, 13, True), LaneRecord(0, 2, False)), {"capacity": 16}),
         RingCut("other", (LaneRecord(0, 0, False),), {}, "buffer/other/mutable.safetensors"),
+        RingCut(
+            "holed",
+            (LaneRecord(0, 9, False),),
+            {},
+            dropped=(DroppedRun(0, 1, 2), DroppedRun(0, 5, 1)),
+        ),
     ),
     static=("target",),
 )
@@ -50,7 +56,7 @@ def test_the_size_of_a_planned_file_counts_bytes_and_ranges() -> None:
         DESCRIPTOR.pack()[:-1],
         DESCRIPTOR.pack() + b"\0",
         msgpack.packb([1, 2]),
-        msgpack.packb({"version": 2}),
+        msgpack.packb({"version": 3}),
         msgpack.packb({**msgpack.unpackb(DESCRIPTOR.pack()), "surprise": 1}),
         msgpack.packb({**msgpack.unpackb(DESCRIPTOR.pack()), "files": [["only a path"]]}),
     ],

@@ -12,8 +12,10 @@ import numpy as np
 from pyengine import ReplayBuffer
 from pyengine._native.hashing import seal_image
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
+from pyengine.format.descriptor import RingCut
 from pyengine.format.segment import set_counts
 from pyengine.replay.segment_files import SegmentFile
+from pyengine.writer.extents import pieces_of
 
 LINE = 7
 
@@ -30,30 +32,43 @@ class SavedRing:
         return ring.install(self.header, self.files, self.mutable, **options)
 
 
-def save(ring: ReplayBuffer, directory: Path, *, dropped: Sequence[DroppedRun] = ()) -> SavedRing:
-    """Write every segment of the window but those of `dropped`; all of them must be in memory."""
+def save(
+    ring: ReplayBuffer, directory: Path, *, dropped: Sequence[DroppedRun] | None = None
+) -> SavedRing:
+    """Write every segment of the window that is in memory; mapped ones are named where they lie.
+
+    `dropped` rows (default: those of the ring) are in no extent.
+    """
     storage = ring.storage
     assert storage is not None
     control, layout, rows = storage.control, storage.plan.layout, storage.plan.segment_rows
-    windows, extents, files = storage.windows(), [], {}
-    for lane, (tail, total) in enumerate(windows):
-        for segment in range(tail // rows, -(-total // rows)):
-            first = max(tail, segment * rows)
-            count = min(total, (segment + 1) * rows) - first
-            if any(run.lane == lane and run.first_row == first for run in dropped):
-                continue
-            slot = control.place(lane, segment)
-            assert isinstance(slot, int)
-            image = bytearray(storage.arena.view(control.slot_offset(slot), layout.file_bytes))
-            row_count = min(total - segment * rows, rows)
+    gone = tuple(ring.dropped if dropped is None else dropped)
+    lanes = tuple(
+        LaneRecord(tail, total, control.break_pending(lane))
+        for lane, (tail, total) in enumerate(storage.windows())
+    )
+    extents, files = [], {}
+    cut = RingCut("replay", lanes, ring.header_record(), dropped=gone)
+    for piece in pieces_of(cut, rows):
+        lane, segment = piece.lane, piece.segment
+        name = f"{lane}-{segment}.seg"
+        begin = segment * rows
+        extents.append(
+            Extent(lane, piece.first_row, piece.row_count, name, piece.first_row - begin)
+        )
+        place = control.place(lane, segment)
+        if isinstance(place, tuple):
+            files[name] = SegmentFile(storage.paths[lane, segment], place[5], place)
+        elif name not in files:
+            assert place is not None
+            image = bytearray(storage.arena.view(control.slot_offset(place), layout.file_bytes))
+            row_count = min(lanes[lane].total_count - begin, rows)
             set_counts(memoryview(image), layout, row_count)
             checksum = seal_image(image)
-            name = f"{lane}-{segment}.seg"
             (directory / name).write_bytes(image)
-            record = (LINE, lane, segment * rows, row_count, segment, checksum, layout.file_bytes)
+            record = (LINE, lane, begin, row_count, segment, checksum, layout.file_bytes)
             whole = row_count == rows
             files[name] = SegmentFile(str(directory / name), checksum, record if whole else None)
-            extents.append(Extent(lane, first, count, name, first - segment * rows))
     record = ring.header_record()
     header = BufferHeader(
         ring="replay",
@@ -62,12 +77,9 @@ def save(ring: ReplayBuffer, directory: Path, *, dropped: Sequence[DroppedRun] =
         num_lanes=record["num_lanes"],
         segment_rows=record["segment_rows"],
         line=f"{LINE:016x}",
-        lanes=tuple(
-            LaneRecord(tail, total, control.break_pending(lane))
-            for lane, (tail, total) in enumerate(windows)
-        ),
+        lanes=lanes,
         extents=tuple(extents),
-        dropped=tuple(dropped),
+        dropped=gone,
         sampler=record["sampler"],
         mutable_file=None,
     )

@@ -11,7 +11,7 @@ import pytest
 from saved_rings import save
 
 from pyengine import Field, ReplayBuffer
-from pyengine.errors import UnknownRefError
+from pyengine.errors import DroppedRowError
 from pyengine.format.buffer_header import DroppedRun
 from pyengine.format.schema import MAX_FIELDS, MAX_NAME_BYTES
 
@@ -57,17 +57,20 @@ def test_lost_updates_are_counted_on(tmp_path):
         assert other.lost_updates == 3
 
 
-def test_the_window_begins_after_the_last_dropped_run(tmp_path):
+def test_dropped_runs_are_holes_in_the_window(tmp_path):
     with filled(60) as ring, new_ring() as other:
         rows = ring.storage.plan.segment_rows
         gone = DroppedRun(0, rows, rows)
-        assert save(ring, tmp_path, dropped=[gone]).install(other) == 60 - 2 * rows
-        assert other.refs().tolist() == list(range(2 * rows, 60))
-        assert other.gather(other.refs())["id"].tolist() == list(range(2 * rows, 60))
-        with pytest.raises(UnknownRefError):
+        kept = [*range(rows), *range(2 * rows, 60)]
+        assert save(ring, tmp_path, dropped=[gone]).install(other) == len(kept)
+        assert (len(other), other.tail, other.dropped) == (len(kept), 0, (gone,))
+        assert other.refs().tolist() == kept
+        assert other.gather(other.refs())["id"].tolist() == kept
+        with pytest.raises(DroppedRowError):
             other.gather([rows])
         other.add(id=60)
         assert other[[60]]["id"].tolist() == [60]
+        assert set(other.sample(4000).indices.tolist()) == {*kept, 60}
 
 
 def test_a_lane_whose_rows_were_all_dropped_takes_rows_again(tmp_path):

@@ -1,0 +1,204 @@
+/* Mapped segment files: their blocks verified, and every read of them guarded against SIGBUS. */
+#include "mapped.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "guard.h"
+#include "hash.h"
+#include "pages.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+static const struct pe_segment_header *plan_of(const struct pe_ring *ring) {
+  return (const void *)ring->header_image;
+}
+
+/* Index of the mapped file that an address lies in, or -1. Async-signal-safe. */
+static int64_t find_file(const struct pe_ring *ring, const uint8_t *address) {
+  const uint64_t entries = ring->control->lanes * ring->control->table_length;
+  for (uint64_t i = 0; i < entries; i++)
+    if (ring->images[i] != NULL && ring->is_file[i] && address >= ring->images[i] &&
+        address < ring->images[i] + plan_of(ring)->file_bytes)
+      return (int64_t)i;
+  return -1;
+}
+
+static bool owns(const void *owner, const uint8_t *address) {
+  return find_file(owner, address) >= 0;
+}
+
+/* The block that holds a byte of an image; the first one for bytes before the rows. */
+static uint64_t block_at(const struct pe_ring *ring, uint64_t offset) {
+  uint64_t found = 0;
+  for (uint32_t f = 0; f < ring->field_count; f++) {
+    const struct pe_field_record *field = &ring->fields[f];
+    if (offset < field->offset) break;
+    const uint64_t index = (offset - field->offset) / (field->row_bytes << field->block_shift);
+    found = field->first_block + (index < field->block_count ? index : field->block_count - 1);
+  }
+  return found;
+}
+
+static enum pe_status run_guarded(struct pe_ring *ring, void (*body)(void *context), void *context,
+                                  const uint8_t **address) {
+  const struct pe_guard guard = {body, context, owns, ring};
+  return pe_guard_run(&guard, address) ? PE_OK : PE_UNREADABLE;
+}
+
+enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context), void *context,
+                              struct pe_fault *fault) {
+  const uint8_t *address;
+  const enum pe_status status = run_guarded(ring, body, context, &address);
+  if (status == PE_OK) return PE_OK;
+  const uint64_t index = (uint64_t)find_file(ring, address);
+  const uint64_t lane = index / ring->control->table_length;
+  const struct pe_table_entry *entry = pe_control_entry(ring->control, lane, index);
+  const uint64_t segment =
+      atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) - 1;
+  const uint64_t offset = (uint64_t)(address - ring->images[index]);
+  *fault = (struct pe_fault){-1, lane, segment, offset, block_at(ring, offset), 0, EIO};
+  return status;
+}
+
+static bool is_verified(const struct pe_ring *ring, uint64_t lane, uint64_t segment,
+                        uint64_t block) {
+  const _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
+  return atomic_load_explicit(&tags[block], memory_order_acquire) == pe_verified_tag(segment);
+}
+
+/* Page-aligned range of a block: images are mapped at pages. */
+static void *block_pages(const uint8_t *image, uint64_t offset, uint64_t *bytes) {
+  const uint64_t begin = offset & ~(uint64_t)(PE_PAGE_BYTES - 1);
+  *bytes = offset + *bytes - begin;
+  /* madvise takes a plain pointer; these advices do not write. */
+  return (void *)(uintptr_t)(image + begin);
+}
+
+struct check {
+  const uint8_t *block;
+  const uint64_t *recorded;
+  uint64_t bytes;
+  uint8_t *copy; /* where the hash calls Python, which the guard may not leave */
+  uint64_t expected;
+  uint64_t got;
+};
+
+static void check_block(void *context) {
+  struct check *check = context;
+  check->expected = *check->recorded;
+  if (check->copy != NULL)
+    memcpy(check->copy, check->block, check->bytes);
+  else
+    check->got = pe_hash(check->block, check->bytes);
+}
+
+static enum pe_status verify_block(struct pe_ring *ring, const uint8_t *image, uint64_t lane,
+                                   uint64_t segment, const struct pe_field_record *field,
+                                   uint64_t index, struct pe_fault *fault) {
+  const uint64_t block = field->first_block + index;
+  uint64_t offset, bytes;
+  pe_block_range(field, index, &offset, &bytes);
+  uint64_t span = bytes;
+  void *pages = block_pages(image, offset, &span);
+  const uint8_t *address;
+  const uint64_t *table = (const void *)(image + plan_of(ring)->block_table_offset);
+  struct check check = {image + offset, table + block, bytes, NULL, 0, 0};
+  *fault = (struct pe_fault){-1, lane, segment, offset, block, 0, EIO};
+  /* The kernel says which error it is; the guard knows only that there was one. EINVAL: a kernel
+   * older than 5.14, which cannot ask. */
+  if (madvise(pages, span, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
+    fault->got = (uint64_t)errno;
+    return PE_UNREADABLE;
+  }
+  if (!pe_hash_is_native() && (check.copy = malloc(bytes)) == NULL) return PE_OUT_OF_MEMORY;
+  const enum pe_status status = run_guarded(ring, check_block, &check, &address);
+  if (status == PE_OK && check.copy != NULL) check.got = pe_hash(check.copy, bytes);
+  free(check.copy);
+  if (status != PE_OK) return status;
+  if (check.got != check.expected) {
+    fault->expected = check.expected;
+    fault->got = check.got;
+    return PE_DAMAGED;
+  }
+  _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
+  atomic_store_explicit(&tags[block], pe_verified_tag(segment), memory_order_release);
+  return PE_OK;
+}
+
+/* Verify every mapped block that the rows of one field lie in. First all reads are asked for, so
+ * that they overlap, then each is waited for and hashed. */
+static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_record *field,
+                                   const struct pe_place *places, uint64_t count, bool ask,
+                                   struct pe_fault *fault) {
+  for (uint64_t i = 0; i < count; i++) {
+    const struct pe_place *place = &places[i];
+    if (!ring->is_file[pe_ring_index(ring, place->lane, place->segment)]) continue;
+    const uint64_t index = place->row >> field->block_shift;
+    if (is_verified(ring, place->lane, place->segment, field->first_block + index)) continue;
+    if (ask) {
+      uint64_t offset, bytes;
+      pe_block_range(field, index, &offset, &bytes);
+      void *pages = block_pages(place->image, offset, &bytes);
+      pe_pages_ask(pages, bytes);
+      continue;
+    }
+    const enum pe_status status =
+        verify_block(ring, place->image, place->lane, place->segment, field, index, fault);
+    if (status != PE_OK) return status;
+  }
+  return PE_OK;
+}
+
+enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
+                                     uint64_t count, uint8_t *const *outputs,
+                                     struct pe_fault *fault) {
+  for (int pass = 0; pass < 2; pass++) {
+    for (uint32_t f = 0; f < ring->field_count; f++) {
+      if (outputs[f] == NULL) continue;
+      const enum pe_status status =
+          verify_field(ring, &ring->fields[f], places, count, pass == 0, fault);
+      if (status != PE_OK) return status;
+    }
+  }
+  return PE_OK;
+}
+
+/* The mapped image of a segment, or NULL where it left the window or lives elsewhere. */
+static const uint8_t *file_image(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
+  const struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
+  const uint64_t index = pe_ring_index(ring, lane, segment);
+  if (atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) != segment + 1 ||
+      !ring->is_file[index])
+    return NULL;
+  return ring->images[index];
+}
+
+enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
+                              uint64_t end, struct pe_fault *fault) {
+  const uint8_t *image = file_image(ring, lane, segment);
+  if (image == NULL) return PE_OK;
+  for (uint32_t f = 0; f < ring->field_count; f++) {
+    const struct pe_field_record *field = &ring->fields[f];
+    for (uint64_t index = 0; index < field->block_count; index++) {
+      const uint64_t block = field->first_block + index;
+      if (block < first || block >= end || is_verified(ring, lane, segment, block)) continue;
+      const enum pe_status status = verify_block(ring, image, lane, segment, field, index, fault);
+      if (status != PE_OK) return status;
+    }
+  }
+  return PE_OK;
+}
+
+void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment) {
+  const uint8_t *image = file_image(ring, lane, segment);
+  if (image == NULL) return;
+  _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
+  for (uint64_t block = 0; block < ring->control->blocks_per_segment; block++)
+    atomic_store_explicit(&tags[block], 0, memory_order_release);
+  (void)madvise((void *)(uintptr_t)image, plan_of(ring)->file_bytes, MADV_DONTNEED);
+}
