@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pyengine.catalog import janitor, scan
+from pyengine.catalog import janitor, quarantine, scan
 from pyengine.catalog.commit import empty_trash
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.idle import idle_lock
@@ -72,21 +72,22 @@ def collect_garbage(
     run_dir: str,
     *,
     delete: bool = False,
-    quarantine: bool = False,
+    with_quarantine: bool = False,
     progress: Progress | None = None,
 ) -> Collection:
     """List what dead generations left in the run at `run_dir`; with `delete` remove it.
 
-    With `quarantine`, what lies in `quarantine/` too. Names are gone, durably, on return. Blocks up
-    to a minute for the commit lock, then as long as deleting takes. Raises RunBusyError (the run is
-    alive: nothing was touched), RunDirectoryError, NoSpaceError, OSError.
+    With `with_quarantine`, what lies in `quarantine/` too, where another snapshot is there. Names
+    are gone, durably, on return. Blocks up to a minute for the commit lock, then as long as
+    deleting takes. Raises RunBusyError (the run is alive: nothing was touched), RunDirectoryError,
+    NoSpaceError, OSError.
     """
     path = os.path.realpath(run_dir)
     with idle_lock(path) as held:
         notes: list[str] = []
         found = [*_left_behind(path), *_orphans(path, notes), *_stale_markers(path)]
-        if quarantine:
-            found += _quarantined(path)
+        if with_quarantine:
+            found += _quarantined(path, notes)
         items = _weigh(found)
         trash = _move_away(held, items) if delete else []
     _delete(trash, progress)
@@ -95,10 +96,16 @@ def collect_garbage(
 
 
 def _left_behind(run_dir: str) -> Iterator[tuple[str, Kind]]:
-    """Yield trash, temporaries and unfinished snapshots; every generation is dead."""
+    """Yield trash, temporaries and unfinished snapshots; every generation is dead.
+
+    What was committed and has lost its manifest is none of them: the next claim moves it to
+    quarantine.
+    """
+    committed = janitor.known_committed(run_dir)
     for directory in scan.named_directories(run_dir):
         for left in janitor.leftovers(directory):
-            yield left.path, left.kind
+            if left.kind != "unfinished" or os.path.basename(left.path) not in committed:
+                yield left.path, left.kind
 
 
 def _orphans(run_dir: str, notes: list[str]) -> Iterator[tuple[str, Kind]]:
@@ -151,17 +158,27 @@ def _held_inodes(run_dir: str) -> set[tuple[int, int]]:
 
 
 def _stale_markers(run_dir: str) -> Iterator[tuple[str, Kind]]:
+    """Yield markers of snapshots that are gone; one without its manifest is not, nor is one in
+    quarantine: the marker proves that it was committed."""
     recovery = os.path.join(run_dir, names.RECOVERY)
+    parsed = map(names.parse_quarantine_name, quarantine.snapshot_names(run_dir))
+    present = {name.text for name in parsed if name is not None}
+    present.update(_listed(os.path.join(run_dir, names.SNAPSHOTS)))
     for entry in _listed(recovery):
         marker = names.parse_marker_name(entry)
-        if marker is not None:
-            snapshot = os.path.join(run_dir, names.SNAPSHOTS, marker[1])
-            if not scan.has_manifest(snapshot):
-                yield os.path.join(recovery, entry), "marker"
+        if marker is not None and marker[1] not in present:
+            yield os.path.join(recovery, entry), "marker"
 
 
-def _quarantined(run_dir: str) -> Iterator[tuple[str, Kind]]:
+def _quarantined(run_dir: str, notes: list[str]) -> Iterator[tuple[str, Kind]]:
+    """Yield what lies in quarantine, unless that alone keeps the run from beginning anew."""
     directory = os.path.join(run_dir, names.QUARANTINE)
+    if not scan.committed_names(run_dir):
+        notes.append(
+            f"{directory} is left alone: the run has no other snapshot, and without these it would "
+            "begin anew. Remove the whole run where that is meant"
+        )
+        return
     for entry in _listed(directory):
         if not names.is_trash(entry) and not names.is_temporary(entry):
             yield os.path.join(directory, entry), "quarantine"

@@ -68,7 +68,7 @@ def sweep_predecessor(held: CommitLock) -> list[str]:
 def _rescue(held: CommitLock) -> None:
     """Move to quarantine what was committed once and has no manifest now."""
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
-    for name in sorted(_known_committed(held.run_dir)):
+    for name in sorted(known_committed(held.run_dir)):
         path = os.path.join(snapshots, name)
         if os.path.isdir(path) and not os.path.islink(path) and not scan.has_manifest(path):
             target = quarantine.move_unfinished(held, name)
@@ -77,7 +77,7 @@ def _rescue(held: CommitLock) -> None:
             )
 
 
-def _known_committed(run_dir: str) -> set[str]:
+def known_committed(run_dir: str) -> set[str]:
     """Return the names of snapshots that something outside of them proves to have been committed:
     the link `latest`, a line that grew from one, a mark of a restore."""
     latest = scan.latest_target(run_dir)

@@ -28,7 +28,10 @@ def run_gc(options: argparse.Namespace) -> int:
     """Collect and print; 2 where the run is alive or something could not be deleted."""
     with progress_bar("deleting", options.delete and not options.json) as progress:
         found = collect_garbage(
-            options.path, delete=options.delete, quarantine=options.quarantine, progress=progress
+            options.path,
+            delete=options.delete,
+            with_quarantine=options.quarantine,
+            progress=progress,
         )
     if options.json:
         print(json.dumps(_report(options.path, found), indent=1))

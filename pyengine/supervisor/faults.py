@@ -21,7 +21,9 @@ from typing import Any, Literal
 
 Fault = Literal["exit", "signal", "hang", "storage", "damage", "busy"]
 
-_DAMAGE = frozenset(("DamageError", "NothingRestorableError", "FormatVersionError"))
+_DAMAGE = frozenset(
+    ("DamageError", "MalformedFileError", "NothingRestorableError", "FormatVersionError")
+)
 _BUSY = frozenset(("RunBusyError", "StaleGenerationError"))
 _STORAGE_NUMBERS = frozenset(
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -112,7 +113,7 @@ def test_removal_frees_what_was_announced_and_leaves_the_run_whole(dead):
 
 def test_quarantine_goes_only_on_request(dead):
     root, *_ = dead
-    found = collect_garbage(root, delete=True, quarantine=True)
+    found = collect_garbage(root, delete=True, with_quarantine=True)
     assert len(_kinds(found)["quarantine"]) == 1
     assert os.listdir(os.path.join(root, "quarantine")) == []
 
@@ -236,3 +237,21 @@ def test_killed_at_any_call_it_has_taken_garbage_and_nothing_else(dead):
     assert kills > 20
     assert collect_garbage(root).items == ()
     assert not any(map(os.path.exists, litter["pool"]))
+
+
+def test_a_committed_snapshot_without_its_manifest_and_its_marker_stay(dead):
+    root, info, *_ = dead
+    os.unlink(os.path.join(info.path, names.MANIFEST))
+    found = _kinds(collect_garbage(root, delete=True))
+    assert info.path not in found["unfinished"]
+    assert os.path.isdir(info.path)
+    assert names.restored_marker_name(info.name) in os.listdir(os.path.join(root, "recovery"))
+
+
+def test_quarantine_stays_where_it_alone_keeps_the_run_from_beginning_anew(dead):
+    root, info, *_ = dead
+    shutil.rmtree(info.path)
+    found = collect_garbage(root, delete=True, with_quarantine=True)
+    assert "quarantine" not in _kinds(found)
+    assert "begin anew" in found.notes[0]
+    assert os.listdir(os.path.join(root, "quarantine"))

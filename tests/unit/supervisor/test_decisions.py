@@ -32,6 +32,7 @@ def _caused(error, cause):
         (errors.NoSpaceError("full", needed_bytes=2, free_bytes=1), "storage"),
         (errors.DamageError("bad", path="x"), "damage"),
         (errors.TruncatedFileError("short", path="x"), "damage"),
+        (errors.MalformedFileError("nonsense", path="x"), "damage"),
         (errors.RunBusyError("in use", path="x", pid=1, host="h", since=""), "busy"),
         (errors.StaleGenerationError("claimed anew", path="x"), "busy"),
         (errors.SnapshotFailedError("not durable"), "storage"),
