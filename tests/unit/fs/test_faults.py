@@ -63,7 +63,7 @@ def test_plan_records_calls_in_order(tmp_path):
     (tmp_path / "out").mkdir()
     _run(tmp_path / "out", {"op": "*", "path": "*/out/b", "action": "record", "file": str(log)})
     calls = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [call["op"] for call in calls] == ["open", "pwrite", "fsync", "close"]
+    assert [call["op"] for call in calls] == ["create", "pwrite", "fsync", "close"]
 
 
 def test_error_is_raised_for_as_many_calls_as_told(tmp_path):
