@@ -12,7 +12,7 @@ environment variable PYENGINE_FAULT_PLAN:
      "action": "kill",           "stop" (SIGSTOP), "error", "delay", "record", "short" (a write
                                  takes a part of its bytes, then goes on: no other call is hit),
                                  "power_cut" (FS_IOC_SHUTDOWN: the file system forgets what was not
-                                 flushed and refuses everything; root), "journal" (pyengine.fs.journal)
+                                 flushed and refuses everything; root), "journal" (see fs.journal)
      "errno": "EIO", "seconds": 2.0,   for "error" (name or number) and "delay"
      "file": "/path/log",        for "record": one JSON line per call is appended here
      "signal_pid": 4711}         SIGKILL this process first; "parent" means the process's parent,
@@ -245,9 +245,7 @@ class FaultDoor(ObservedDoor):
             write(0, begin)
         self._follow(due, op, paths, lambda: write(begin, len(view)))
 
-    def _follow(
-        self, due: list[Rule], op: str, paths: tuple[str, ...], call: Callable[[], T]
-    ) -> T:
+    def _follow(self, due: list[Rule], op: str, paths: tuple[str, ...], call: Callable[[], T]) -> T:
         for rule in due:
             if rule.when == "before":
                 _act(rule, op, paths)

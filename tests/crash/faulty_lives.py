@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -78,12 +79,12 @@ class Case:
 class Stage:
     """The run as it is before each life, and how many calls each life makes. A context manager.
 
-    `directory` must lie on the file system that the sweep is about; None: in memory.
+    Everything lies in memory.
     """
 
-    def __init__(self, seed: int, directory: str | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.base = tempfile.mkdtemp(prefix="pyengine-crash-", dir=directory or "/dev/shm")
+        self.base = tempfile.mkdtemp(prefix="pyengine-crash-", dir="/dev/shm")
         self.calls: dict[tuple[int, str], int] = {}
 
     def __enter__(self) -> Stage:
@@ -107,11 +108,15 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.base, ignore_errors=True)
 
+    def before(self, life: int) -> str:
+        """Return the directory of `run` and `log` as they are before a life."""
+        return f"{self.base}/{life}"
+
     def run(self, case: Case) -> str | None:
         """Run one case; return what is wrong, or None."""
         place = tempfile.mkdtemp(prefix="case-", dir=self.base)
         shutil.rmtree(place)
-        _copy_tree(f"{self.base}/{case.life}", place)
+        copy_tree(self.before(case.life), place)
         try:
             with marked() as token:
                 wrong = self._run(case, place)
@@ -137,10 +142,11 @@ class Stage:
     def _copy(self, source: int, target: int) -> None:
         if source == 0:
             os.mkdir(f"{self.base}/0")
-        _copy_tree(f"{self.base}/{source}", f"{self.base}/{target}")
+        copy_tree(f"{self.base}/{source}", f"{self.base}/{target}")
 
 
-def _copy_tree(source: str, target: str) -> None:
+def copy_tree(source: str, target: str) -> None:
+    """Copy a directory to a path that does not exist."""
     # Hard links are to stay hard links.
     subprocess.run(["cp", "-a", source, target], check=True)
 
@@ -170,8 +176,6 @@ def marked() -> Iterator[str]:
 
 def await_end(token: str, seconds: float = 60.0) -> None:
     """Wait for the end of every marked process; TimeoutError."""
-    import select
-
     for pid in _marked(token):
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
@@ -212,7 +216,5 @@ def error_cases(stage: Stage) -> list[Case]:
         for nth in range(1, calls + 1):
             for for_good in (False, True):
                 error = ERRORS[(nth + 2 * for_good + life) % len(ERRORS)]
-                cases.append(
-                    Case(stage.seed, life, process, nth, error=error, for_good=for_good)
-                )
+                cases.append(Case(stage.seed, life, process, nth, error=error, for_good=for_good))
     return cases

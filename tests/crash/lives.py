@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -21,10 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from crash.training import Training, expected_digests
-
 import pyengine
+from crash.training import Training, expected_digests
 from pyengine import errors
+from pyengine.events import logger
 from pyengine.fs import door, faults
 from pyengine.fs.journal import JournalDoor
 
@@ -124,32 +125,58 @@ def live(run_dir: str, log: Log, seed: int, life: Life, plan: Faults = Faults())
     if plan.writer:
         os.environ["PYENGINE_FAULT_PLAN"] = json.dumps(plan.writer)
     watch = _Watch(log)
+    logger.handlers[:] = [_Words(log)]
+    logger.setLevel(logging.WARNING)
+    started: list[pyengine.PendingSnapshot] = []
     training = Training(seed)
-    with watch.call("life"):
-        with pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine:
-            if not plan.every_writer:
-                os.environ.pop("PYENGINE_FAULT_PLAN", None)
-            training.track(engine)
-            report = engine.restore()
-            note_restored(log, report, training, seed)
-            for step in range(report.next_step, life.until):
-                with watch.call("step"):
-                    training.step(step)
-                with watch.call("tick"):
-                    engine.tick(step)
-                if step in life.snapshots:
-                    _take(engine, watch, step, step in life.waited)
-            if life.end == "kill":
-                log.note(event="longest", **watch.longest)
-                os.kill(os.getpid(), signal.SIGKILL)
+    with (
+        watch.call("life"),
+        pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine,
+    ):
+        if not plan.every_writer:
+            os.environ.pop("PYENGINE_FAULT_PLAN", None)
+        training.track(engine)
+        report = engine.restore()
+        note_restored(log, report, training, seed)
+        for step in range(report.next_step, life.until):
+            with watch.call("step"):
+                training.step(step)
+            with watch.call("tick"):
+                engine.tick(step)
+            if step in life.snapshots:
+                _take(engine, watch, started, step, is_waited=step in life.waited)
+        if life.end == "kill":
+            log.note(event="longest", **watch.longest)
+            os.kill(os.getpid(), signal.SIGKILL)
     log.note(event="longest", **watch.longest)
+    for pending in started:
+        log.note(event="fate", name=pending.name, state=pending.state.name)
     training.close()
 
 
-def _take(engine: pyengine.SnapshotEngine, watch: _Watch, step: int, is_waited: bool) -> None:
+class _Words(logging.Handler):
+    """Notes the warnings and errors that people would read."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.note(event="logged", text=record.getMessage())
+
+
+def _take(
+    engine: pyengine.SnapshotEngine,
+    watch: _Watch,
+    started: list[pyengine.PendingSnapshot],
+    step: int,
+    *,
+    is_waited: bool,
+) -> None:
     pending = None
     with watch.call("snapshot"):
         pending = engine.snapshot(step)
+        started.append(pending)
         watch.log.note(event="started", name=pending.name)
     if pending is not None and is_waited:
         with watch.call("wait"):

@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+import pyengine
 from crash.lives import KEEP_LAST, Facts, go_on, note_restored
 from crash.thread_writer import NoWriter, ThreadWriter, writers_in_threads
 from crash.training import Training
-
-import pyengine
 from pyengine.format import names
 
 BOUND_SECONDS = {"step": 5.0, "tick": 5.0, "snapshot": 30.0}
@@ -65,9 +64,25 @@ def judge_all(facts: list[dict[str, Any]], before: int) -> str | None:
                 seconds = fact.get(what, 0.0)
                 if number >= before and seconds > bound + _MARGIN_SECONDS:
                     return f"{what} blocked for {seconds:.1f} s, its bound is {bound:.0f} s"
+    silent = _failed_silently(facts)
+    if silent:
+        return f"{silent[0]} failed, and nobody was told"
     if not facts or facts[-1]["event"] != "whole":
         return "the run did not go on"
     return None
+
+
+def _failed_silently(facts: list[dict[str, Any]]) -> list[str]:
+    told = "\n".join(fact["text"] for fact in facts if fact["event"] in ("error", "logged"))
+    fates = [fact for fact in facts if fact["event"] == "fate"]
+    return [
+        fact["name"]
+        for fact in fates
+        if fact["state"] != "COMMITTED"
+        and fact["name"] not in told
+        # One that was given up is told of by its number.
+        and f"snapshot {order_of(fact['name'])[1]} " not in told
+    ]
 
 
 def restore_here(run_dir: str, seed: int, floor: str | None) -> str | None:

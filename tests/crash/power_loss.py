@@ -10,15 +10,16 @@ import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import msgpack
 import xxhash
+
 from crash.disk import CORNERS, SAMPLED, Disk, Entry
 from crash.lives import LIVES, Faults, Log, in_child, live
 from crash.oracle import go_on_here, order_of, restore_here
-
 from pyengine.fs.durable import remove_tree
 
 MEMORY = "/dev/shm"
@@ -59,9 +60,9 @@ def record(seed: int, directory: str) -> Journal:
     os.mkdir(root)
     rule = ({"op": "changes", "action": "journal", "file": path},)
     log = Log(os.path.join(directory, "log"))
+    plan = Faults(trainer=rule, writer=rule, every_writer=True)
     for life in LIVES:
-        plan = Faults(trainer=rule, writer=rule, every_writer=True)
-        code = in_child(lambda life=life: live(f"{root}/run", log, seed, life, plan))
+        code = in_child(partial(live, f"{root}/run", log, seed, life, plan))
         assert code == (-signal.SIGKILL if life.end == "kill" else 0), log.read()
     assert not [fact for fact in log.read() if fact["event"] == "error"], log.read()
     with open(path, "rb") as file:
