@@ -46,6 +46,9 @@ ERRORS = 1_602
 CUTS = 150
 """Cuts of each real file system."""
 
+LINE_EVERY = 500
+"""Where nobody watches the bars, a line comes after so many."""
+
 SWEEPS = ("power", "kill", "error", "disk")
 
 
@@ -116,6 +119,11 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[Result]:
 
             def advance(count: int, result: Result = result, task: Any = task) -> None:
                 progress.update(task, advance=count, wrong=len(result.wrong))
+                passed, before = result.tried // LINE_EVERY, (result.tried - count) // LINE_EVERY
+                if not console.is_terminal and passed > before:
+                    console.print(
+                        f"{result.sweep}: {result.tried} tried, {len(result.wrong)} wrong"
+                    )
 
             run(options, result, advance)
             result.seconds = round(time.monotonic() - begun, 1)

@@ -9,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 from unittest import mock
 
-from pyengine.engine import link
+from pyengine.engine import buffers, engine, link, restore, session
+from pyengine.replay.storage import Storage
 from pyengine.shm.channel import Channel
 from pyengine.writer import main
 from pyengine.writer.loop import Loop
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
+
+
+T = TypeVar("T")
 
 
 class ThreadWriter:
@@ -74,12 +79,13 @@ class ThreadWriter:
 
 
 class NoWriter(ThreadWriter):
-    """A writer that is there and never does anything."""
+    """A writer that is there and never does anything: no thread, nobody at the other end."""
 
-    def _work(self, session: main.Session) -> None:
-        if session.lock_fd is not None:
-            os.close(session.lock_fd)
-        session.close()
+    def __init__(self, path: Sequence[str]) -> None:
+        self.channel, theirs = Channel.pair()
+        theirs.close()
+        self.pid = os.getpid()
+        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def is_alive(self) -> bool:
         return True
@@ -87,9 +93,33 @@ class NoWriter(ThreadWriter):
     def join(self, seconds: float) -> bool:
         return True
 
+    def release(self) -> None:
+        self.channel.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    kill = disown = release
+
 
 @contextlib.contextmanager
 def writers_in_threads(kind: type[ThreadWriter] = ThreadWriter) -> Iterator[None]:
-    """Have engines that are made meanwhile start their writers in threads."""
-    with mock.patch.object(link, "WriterProcess", kind):
+    """Have engines that are made meanwhile start their writers in threads.
+
+    And without the threads that keep signals away and memory ready, which are nothing that a cut
+    is about: handing over to them is most of what a small restore costs.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(link, "WriterProcess", kind))
+        stack.enter_context(mock.patch.object(Storage, "start_reserving", _do_nothing))
+        for module in (buffers, engine, link, restore, session):
+            stack.enter_context(mock.patch.object(module, "run_whole", _run_here))
         yield
+
+
+def _run_here(function: Callable[[], T], *_: object, **__: object) -> T:
+    return function()
+
+
+def _do_nothing(*_: object) -> None:
+    return None
