@@ -21,7 +21,6 @@ from pyengine.writer.loop import Loop
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
 
-
 T = TypeVar("T")
 
 
