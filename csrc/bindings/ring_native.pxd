@@ -54,6 +54,8 @@ cdef extern from "ring.h" nogil:
         const uint32_t *end_fields
         uint64_t file_count, lost_updates
         pe_atomic retired_files
+        pe_atomic may_take
+        pe_atomic asks_for_memory
         pe_pcg64 rng
         pthread_mutex_t draw
     int pthread_mutex_lock(pthread_mutex_t *mutex)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from pyengine._native.ring import BlockFault, NoMemory
 from pyengine.errors import DamageError, SharedMemoryError
-from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
+
+if TYPE_CHECKING:
+    from pyengine.replay.storage import Storage
 
 
 def damage_error(storage: Storage, fault: BlockFault) -> Exception:

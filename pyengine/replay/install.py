@@ -131,7 +131,7 @@ def install(
         for lane, record in enumerate(header.lanes):
             if tails[lane] == record.total_count and record.total_count % rows:
                 # No extent names the segment that the next row goes into.
-                core.open_segment(lane, record.total_count // rows)
+                storage.open_segment(lane, record.total_count // rows, "restore")
             core.set_lane(
                 lane, tails[lane], record.total_count, record.break_pending or not keep_breaks
             )
@@ -205,7 +205,7 @@ def _copy_open(storage: Storage, opened: SegmentFiles, extent: Extent, segment: 
             offset=0,
         )
     file.verify_rows(file_row, count)
-    image = storage.core.open_segment(extent.lane, segment)
+    image = storage.open_segment(extent.lane, segment, "restore")
     with memoryview(file.mapping) as source:
         for region, target in zip(file.header.fields, storage.plan.layout.fields, strict=True):
             offset = region.offset + file_row * region.row_bytes
