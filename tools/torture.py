@@ -46,7 +46,7 @@ ERRORS = 1_602
 CUTS = 150
 """Cuts of each real file system."""
 
-LINE_EVERY = 500
+LINE_EVERY = 250
 """Where nobody watches the bars, a line comes after so many."""
 
 SWEEPS = ("power", "kill", "error", "disk")
@@ -116,10 +116,16 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[Result]:
             task = progress.add_task(sweep, total=total, wrong=0)
             begun = time.monotonic()
             result = Result(sweep)
+            told = [0]
 
-            def advance(count: int, result: Result = result, task: Any = task) -> None:
+            def advance(
+                count: int, result: Result = result, task: Any = task, told: list[int] = told
+            ) -> None:
                 progress.update(task, advance=count, wrong=len(result.wrong))
                 passed, before = result.tried // LINE_EVERY, (result.tried - count) // LINE_EVERY
+                for word, what in result.wrong[told[0] :]:
+                    console.print(f"[red]wrong[/red] --only {word}\n{what}", highlight=False)
+                told[0] = len(result.wrong)
                 if not console.is_terminal and passed > before:
                     console.print(
                         f"{result.sweep}: {result.tried} tried, {len(result.wrong)} wrong"
@@ -243,6 +249,7 @@ def _repeat(options: argparse.Namespace) -> Result:
         seed, cut, index = map(int, word.split("/"))
         journal = power_loss.Journal.read(_journal_path(options, seed))
         result.wrong = power_loss.sweep(journal, 1, only=(cut, index)).wrong
+        _show(result)
         return result
     case = Case.parse(word)
     with Stage(case.seed) as stage:
@@ -252,7 +259,13 @@ def _repeat(options: argparse.Namespace) -> Result:
         else:
             wrong = stage.run(case)
     result.wrong = [] if wrong is None else [(options.only, wrong)]
+    _show(result)
     return result
+
+
+def _show(result: Result) -> None:
+    for _, what in result.wrong:
+        print(what, file=sys.stderr)
 
 
 def _tell(results: list[Result], options: argparse.Namespace) -> None:
@@ -260,9 +273,6 @@ def _tell(results: list[Result], options: argparse.Namespace) -> None:
         print(json.dumps({"seed": options.seed, "sweeps": [asdict(r) for r in results]}, indent=1))
         return
     console = Console()
-    for result in results:
-        for word, what in result.wrong[:20]:
-            console.print(f"[red]wrong[/red] --only {word}\n{what}", highlight=False)
     console.print(f"{'sweep':6} {'tried':>8} {'gone on':>8} {'wrong':>6} {'seconds':>8}")
     for result in results:
         console.print(
