@@ -248,7 +248,8 @@ def _repeat(options: argparse.Namespace) -> Result:
     if sweep == "power":
         seed, cut, index = map(int, word.split("/"))
         journal = power_loss.Journal.read(_journal_path(options, seed))
-        result.wrong = power_loss.sweep(journal, 1, only=(cut, index)).wrong
+        tally = power_loss.sweep(journal, 1, only=(cut, index))
+        result.wrong = [(f"power/{found}", what) for found, what in tally.wrong]
         _show(result)
         return result
     case = Case.parse(word)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crash.lives import LIVES, Faults, Log, go_on, in_child, live
-from crash.oracle import judge_all
+from crash.oracle import bad_snapshots, judge_all, left_over
 
 TOKEN = "PYENGINE_CRASH_TOKEN"
 """In the environment of every process of a case, so that none is left behind."""
@@ -137,7 +137,8 @@ class Stage:
                 return f"going on ended with {code}; {log.read()[-3:]}"
         except TimeoutError as error:
             return str(error)
-        return judge_all(log.read(), before)
+        run_dir = f"{place}/run"
+        return judge_all(log.read(), before) or bad_snapshots(run_dir) or left_over(run_dir)
 
     def _copy(self, source: int, target: int) -> None:
         if source == 0:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from crash.faulty_lives import Case, Stage, await_end, copy_tree, marked
 from crash.lives import LIVES, Faults, Log, go_on, in_child, live
-from crash.oracle import judge_all
+from crash.oracle import bad_snapshots, judge_all, left_over
 
 KINDS = {"ext4": 64, "xfs": 400}
 """Kind of file system: size of its image in MiB (smaller ones mkfs.xfs refuses)."""
@@ -89,7 +89,8 @@ def cut_power(stage: Stage, disk: LoopDisk, case: Case) -> str | None:
             await_end(token)
         if code != 0:
             return f"going on ended with {code}; {log.read()[-3:]}"
-        return judge_all(log.read(), before)
+        run_dir = f"{place}/run"
+        return judge_all(log.read(), before) or bad_snapshots(run_dir) or left_over(run_dir)
     finally:
         shutil.rmtree(logs)
         shutil.rmtree(place, ignore_errors=True)

@@ -15,6 +15,8 @@ import pyengine
 from crash.lives import KEEP_LAST, Facts, go_on, note_restored
 from crash.thread_writer import NoWriter, ThreadWriter, writers_in_threads
 from crash.training import Training
+from pyengine.catalog.scan import scan_snapshots
+from pyengine.catalog.verify import verify_snapshot
 from pyengine.format import names
 
 BOUND_SECONDS = {"step": 5.0, "tick": 5.0, "snapshot": 30.0}
@@ -94,7 +96,7 @@ def restore_here(run_dir: str, seed: int, floor: str | None) -> str | None:
             training.track(engine)
             note_restored(facts, engine.restore(), training, seed)
         training.close()
-    return judge(facts.facts[0], floor)
+    return judge(facts.facts[0], floor) or bad_snapshots(run_dir, eager=False)
 
 
 def go_on_here(run_dir: str, seed: int, floor: str | None) -> str | None:
@@ -104,5 +106,25 @@ def go_on_here(run_dir: str, seed: int, floor: str | None) -> str | None:
         facts.note(event="durable", name=floor)
     with writers_in_threads(ThreadWriter):
         go_on(run_dir, facts, seed)
-    left = [name for name in os.listdir(os.path.join(run_dir, "snapshots")) if name[0] == "."]
-    return judge_all(facts.facts, 0) or (f"left over: {left}" if left else None)
+    return judge_all(facts.facts, 0) or bad_snapshots(run_dir) or left_over(run_dir)
+
+
+def bad_snapshots(run_dir: str, *, eager: bool = True) -> str | None:
+    """Return what is wrong with any snapshot, the older ones too; `eager` reads every byte."""
+    found = scan_snapshots(run_dir)
+    problems = list(found.problems)
+    if eager:
+        for info in found.snapshots:
+            problems += verify_snapshot(info.path)
+    return "; ".join(problem.text for problem in problems) or None
+
+
+def left_over(run_dir: str) -> str | None:
+    """Return what a run that was closed has left lying about, or None."""
+    left = [
+        os.path.join(directory, name)
+        for directory, directories, files in os.walk(run_dir)
+        for name in (*directories, *files)
+        if name.startswith((".tmp-", ".trash-"))
+    ]
+    return f"left over: {left}" if left else None

@@ -161,22 +161,25 @@ def sweep(
     workers: int = 1,
     only: tuple[int, int] | None = None,
 ) -> Tally:
-    """Try about `count` different states of a journal, those of every `workers`-th cut.
+    """Try about `count` different states of a journal, of all cuts or evenly spread ones.
 
+    With several `workers` each takes its share of the cuts by its number, `worker`.
     `only` is (cut, index): that state alone, gone on from.
     """
     tally = Tally()
     seen: set[bytes] = set()
     cuts = sum(note["op"] != "mark" for note in journal.notes)
+    every = max(1, cuts * len(CORNERS) // count)
     with Layout() as layout:
         for cut, disk, floor in _cuts(journal):
             if only is not None:
                 if cut == only[0]:
                     state = state_at(disk, journal.seed, *only)
                     _try(tally, layout, journal, only, state, floor, whole=True)
-            elif cut % workers == worker:
+            elif cut % every == 0 and cut // every % workers == worker:
                 # Cuts differ in how much is pending: what one has too few of, the next ones get.
-                share = -(-(count - tally.tried) * workers // max(1, cuts - cut + 1))
+                left = (count // workers) - tally.tried
+                share = -(-left * every * workers // max(1, cuts - cut + 1))
                 share = max(len(CORNERS), share)
                 _try_cut(tally, layout, journal, cut, disk, floor, seen, share)
         changed = layout.check_untouched()
