@@ -277,7 +277,7 @@ def _part_of(length: int) -> int:
 
 def _act(rule: Rule, op: str, paths: tuple[str, ...]) -> None:
     if rule.action == "power_cut":
-        _cut_power(paths[0])
+        cut_power(paths[0])
     for pid in _pids_of(rule.signal_pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -310,7 +310,7 @@ def _pids_of(who: int | str | None) -> list[int]:
     return pids
 
 
-def _cut_power(path: str) -> None:
+def cut_power(path: str) -> None:
     """Cut the power of the disk that holds `path`: nothing that was not flushed is kept."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
