@@ -1,4 +1,4 @@
-# make test | check | demo | bench: each makes the virtual environment it needs.
+# make test | check | demo | bench | torture: each makes the virtual environment it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 EXTRAS ?= test,check,atari,sb3,bench
 
 .DEFAULT_GOAL := test
-.PHONY: env test check demo bench clean
+.PHONY: env test check demo bench torture clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard csrc/core/* csrc/bindings/*)
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ check: env
 demo: STARTED := $(shell date +%s)
 demo: env
 	$(PY) tools/demo.py --started $(STARTED)
+
+# Half an hour on two cores: make torture TORTURE="--states 5000 --kills 100 --errors 100" is shorter.
+torture: env
+	$(PY) tools/torture.py $(TORTURE)
 
 bench: env
 	$(PY) -m benchmarks

@@ -25,6 +25,13 @@ COMMIT_WAIT_SECONDS = 60.0
 COMMIT_LOCK_SECONDS = 60.0
 """How long a trainer waits for its own writer, or another process, to let the commit lock go."""
 
+PART_MAX_BYTES = 256 * 1024 * 1024
+"""Payload above which the open rows of a ring are spread over several parts."""
+
+MEMORY_MARGIN_BYTES = 16 * 1024 * 1024
+"""What is left to everything else where the machine or a memory cgroup is the limit of shared
+memory: there the one who takes the last page is killed, not refused."""
+
 STAGING_WAIT_SECONDS = 30.0
 """How long `snapshot()` waits for a staging slot."""
 

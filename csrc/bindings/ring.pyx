@@ -4,8 +4,8 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 
 from control_block cimport (
-    atomic_exchange_explicit, atomic_load_explicit, memory_order_acq_rel, memory_order_acquire,
-    pe_atomic, pe_file,
+    atomic_exchange_explicit, atomic_load_explicit, atomic_store_explicit, memory_order_acq_rel,
+    memory_order_acquire, memory_order_release, pe_atomic, pe_file,
 )
 from ring_native cimport (
     PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_dropped, pe_fault, pe_hash_bind,
@@ -30,6 +30,14 @@ cdef class RingCore(RingRead):
     @property
     def mapped_segments(self):
         return self._ring.file_count
+
+    @property
+    def asks_for_memory(self):
+        return atomic_load_explicit(&self._ring.asks_for_memory, memory_order_acquire) != 0
+
+    def allow_bytes(self, uint64_t count):
+        atomic_store_explicit(&self._ring.may_take, count, memory_order_release)
+        atomic_store_explicit(&self._ring.asks_for_memory, 0, memory_order_release)
 
     def reserve_ahead(self, uint64_t ahead):
         cdef pe_status status
@@ -158,7 +166,8 @@ cdef class RingCore(RingRead):
         return 0
 
     def open_segment(self, uint64_t lane, uint64_t segment):
-        """Open a slot; return the byte offset of its image in the arena."""
+        """Open a slot; return the byte offset of its image in the arena, None: memory is asked for.
+        """
         cdef uint8_t *image = NULL
         cdef pe_fault fault
         cdef pe_status status
@@ -170,5 +179,7 @@ cdef class RingCore(RingRead):
                 pe_ring_unlock(&self._ring)
         _report(status, &fault)
         if status == PE_NO_SLOT:
+            if self.asks_for_memory:
+                return None
             raise RuntimeError("no free slot while the ring is being restored")
         return image - self._ring.base

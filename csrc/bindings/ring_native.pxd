@@ -62,6 +62,8 @@ cdef extern from "ring.h" nogil:
         pe_atomic retired_files
         pe_dropped *dropped
         pe_atomic dropped_rows
+        pe_atomic may_take
+        pe_atomic asks_for_memory
         pe_pcg64 rng
         pthread_mutex_t draw
     int pthread_mutex_lock(pthread_mutex_t *mutex)

@@ -108,6 +108,10 @@ struct pe_ring {
   uint64_t *free_slots;
   uint64_t free_count;
   bool *is_reserved; /* slot ranges that have memory */
+  /* Bytes that slots may take before somebody looks at what is left: /dev/shm refuses what it does
+   * not have, but a memory cgroup kills. Short of it, a slot without memory is none that is free. */
+  _Atomic uint64_t may_take;
+  _Atomic uint64_t asks_for_memory; /* 0 or 1 */
   _Atomic uint64_t retired_files; /* mapped images that left the window since last looked at */
 
   struct pe_dropped *dropped;     /* one a lane; changed under the exclusive lock */
@@ -148,7 +152,7 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               uint64_t *done, struct pe_fault *fault);
 
 /* Give one more free slot memory unless `ahead` have it, off the append path. PE_OK: one was given,
- * PE_NO_SLOT: none is wanted now, PE_EMPTY: every slot has memory, for good, PE_NO_MEMORY: none can
+ * PE_NO_SLOT: none is wanted now, or asks_for_memory, PE_EMPTY: every slot has memory, for good, PE_NO_MEMORY: none can
  * be had now; fault.got holds errno. */
 enum pe_status pe_ring_reserve_ahead(struct pe_ring *ring, uint64_t ahead,
                                      struct pe_fault *fault);

@@ -107,9 +107,19 @@ static bool entry_is_reusable(struct pe_ring *ring, uint64_t lane, uint64_t segm
   return !segment_is_held(ring, lane, former - 1);
 }
 
+/* 0, an errno, or EAGAIN where somebody has to look at what is left of memory first. */
 static int reserve_slot(struct pe_ring *ring, uint64_t slot) {
   const uint64_t offset = pe_control_slot_offset(ring->control, slot);
-  return pe_pages_reserve(ring->arena_fd, (off_t)offset, (off_t)ring->control->slot_bytes);
+  const uint64_t bytes = ring->control->slot_bytes;
+  uint64_t left = atomic_load_explicit(&ring->may_take, memory_order_relaxed);
+  do {
+    if (left < bytes) {
+      atomic_store_explicit(&ring->asks_for_memory, 1, memory_order_release);
+      return EAGAIN;
+    }
+  } while (!atomic_compare_exchange_weak_explicit(&ring->may_take, &left, left - bytes,
+                                                  memory_order_relaxed, memory_order_relaxed));
+  return pe_pages_reserve(ring->arena_fd, (off_t)offset, (off_t)bytes);
 }
 
 /* Index in the free stack of the slot to use next, or -1: reserved ones first, newest first. */
@@ -151,6 +161,7 @@ static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead, struct p
   ring->free_slots[ring->free_count++] = slot;
   pe_ring_unlock(ring);
   fault->got = (uint64_t)error;
+  if (error == EAGAIN) return PE_NO_SLOT;
   return error == 0 ? PE_OK : PE_NO_MEMORY;
 }
 
@@ -174,6 +185,7 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
   const uint64_t slot = ring->free_slots[at];
   if (!ring->is_reserved[slot]) {
     const int error = reserve_slot(ring, slot);
+    if (error == EAGAIN) return PE_NO_SLOT;
     if (error != 0) {
       fault->got = (uint64_t)error;
       return PE_NO_MEMORY;

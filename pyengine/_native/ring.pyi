@@ -82,6 +82,10 @@ class RingCore:
         """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
     def add_exact(self, fields: dict[str, Any], mask: Any) -> int:
         """Append one step given exactly. 1 done, 0 look closer (nothing was done), -1 no slot."""
+    asks_for_memory: bool
+    """Whether a slot was left without memory for want of `allow_bytes`."""
+    def allow_bytes(self, count: int) -> None:
+        """Let slots take so many bytes of shared memory, from now on, before they ask again."""
     def reserve_ahead(self, ahead: int) -> bool | None:
         """Give one more free slot memory: True. False: enough have it for now. None: all, for good.
 
@@ -135,7 +139,8 @@ class RingCore:
     def map_segment(
         self, lane: int, segment: int, address: int, record: tuple[int, ...]
     ) -> None: ...
-    def open_segment(self, lane: int, segment: int) -> int: ...
+    def open_segment(self, lane: int, segment: int) -> int | None:
+        """Open a slot; return the offset of its image. None: see `asks_for_memory`."""
     def verify_blocks(self, lane: int, segment: int, first: int, end: int) -> None:
         """Verify blocks [first, end) of a mapped segment; BlockFault for the first bad one.
 

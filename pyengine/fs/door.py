@@ -106,7 +106,7 @@ def _first_door() -> Door:
         return Door()
     from pyengine.fs import faults
 
-    return faults.FaultDoor(faults.parse_plan(plan))
+    return faults.door_of(plan)
 
 
 active: Door = _first_door()

@@ -3,24 +3,32 @@
 A plan is a JSON list of rules, armed for a whole process (and the writer it starts) by the
 environment variable PYENGINE_FAULT_PLAN:
 
-    {"op": "fsync",              a method of Door, or "*"
+    {"op": "fsync",              a method of Door, "*", or "changes": every call that changes what
+                                 the disk holds (`open` where it makes a file)
      "path": "*/manifest.json*", fnmatch over the absolute path, or either path of two (optional)
      "process": "*pyengine.writer*",  fnmatch over the command line (optional)
      "nth": 3, "times": 1,       act on calls 3 .. 3 + times - 1 that match; times 0: from then on
      "when": "before",           or "after" the call took effect
-     "action": "kill",           "stop" (SIGSTOP), "error", "delay", "record"
+     "action": "kill",           "stop" (SIGSTOP), "error", "delay", "record", "short" (a write
+                                 takes a part of its bytes, then goes on: no other call is hit),
+                                 "power_cut" (FS_IOC_SHUTDOWN: the file system forgets what was not
+                                 flushed and refuses everything; root), "journal" (see fs.journal)
      "errno": "EIO", "seconds": 2.0,   for "error" (name or number) and "delay"
      "file": "/path/log",        for "record": one JSON line per call is appended here
-     "signal_pid": 4711}         SIGKILL this process first; "parent" means the process's parent
+     "signal_pid": 4711}         SIGKILL this process first; "parent" means the process's parent,
+                                 "children" all its children
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno as errno_module
+import fcntl
 import fnmatch
 import json
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -29,12 +37,35 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pyengine.config import PAGE_BYTES
 from pyengine.errors import ConfigError
 from pyengine.fs.door import Buffer, Door
 
 T = TypeVar("T")
 
-_ACTIONS = ("kill", "stop", "error", "delay", "record")
+CHANGES = frozenset(
+    (
+        "create",
+        "write",
+        "pwrite",
+        "fsync",
+        "fdatasync",
+        "rename",
+        "link",
+        "clone",
+        "unlink",
+        "mkdir",
+        "rmdir",
+        "symlink",
+        "ftruncate",
+        "fallocate",
+    )
+)
+"""What "changes" means; "create" is an `open` that makes a file."""
+
+_ACTIONS = ("kill", "stop", "error", "delay", "record", "short", "power_cut", "journal")
+_FS_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +95,15 @@ class Rule:
     def __post_init__(self) -> None:
         if self.action not in _ACTIONS or self.when not in ("before", "after"):
             raise ConfigError(f"fault plan: no action {self.action!r} {self.when!r}")
-        if self.op != "*" and not callable(getattr(Door, self.op, None)):
+        if self.op not in ("*", "changes", "create") and not callable(getattr(Door, self.op, None)):
             raise ConfigError(f"fault plan: no operation {self.op!r}")
 
     def is_for(self, op: str, paths: tuple[str, ...]) -> bool:
         """Return whether the rule speaks of this call."""
-        return self.op in ("*", op) and any(fnmatch.fnmatch(path, self.path) for path in paths)
+        is_meant = self.op in ("*", op) or (self.op == "changes" and op in CHANGES)
+        if not is_meant and (self.op, op) != ("open", "create"):
+            return False
+        return any(fnmatch.fnmatch(path, self.path) for path in paths)
 
 
 def parse_plan(text: str) -> list[Rule]:
@@ -80,6 +114,17 @@ def parse_plan(text: str) -> list[Rule]:
         raise ConfigError(f"PYENGINE_FAULT_PLAN is not a fault plan: {error}") from error
     command = " ".join(sys.orig_argv)
     return [rule for rule in rules if fnmatch.fnmatch(command, rule.process)]
+
+
+def door_of(plan: str) -> Door:
+    """Return the door that a fault plan asks for. ConfigError: not a plan."""
+    rules = parse_plan(plan)
+    for rule in rules:
+        if rule.action == "journal":
+            from pyengine.fs.journal import JournalDoor
+
+            return JournalDoor(rule.file)
+    return FaultDoor(rules)
 
 
 def _path_at(path: str, dir_fd: int | None) -> str:
@@ -102,11 +147,16 @@ class ObservedDoor(Door, ABC):
     def _around(self, op: str, paths: tuple[str, ...], call: Callable[[], T]) -> T:
         """Make the call, or fail instead, and return what it returned."""
 
+    def _around_write(
+        self, op: str, paths: tuple[str, ...], view: memoryview, write: Callable[[int, int], None]
+    ) -> None:
+        """Make a write, of which `write(begin, end)` does a part."""
+        self._around(op, paths, lambda: write(0, len(view)))
+
     def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
         paths = (_path_at(path, dir_fd),)
-        return self._around(
-            "open", paths, lambda: Door.open(self, path, flags, mode, dir_fd=dir_fd)
-        )
+        op = "create" if flags & os.O_CREAT else "open"
+        return self._around(op, paths, lambda: Door.open(self, path, flags, mode, dir_fd=dir_fd))
 
     def read(self, fd: int, count: int) -> bytes:
         return self._around("read", (_path_of(fd),), lambda: Door.read(self, fd, count))
@@ -116,10 +166,18 @@ class ObservedDoor(Door, ABC):
         return self._around("pread_into", paths, lambda: Door.pread_into(self, fd, buffers, offset))
 
     def write(self, fd: int, data: Buffer) -> None:
-        self._around("write", (_path_of(fd),), lambda: Door.write(self, fd, data))
+        view = memoryview(data).cast("B")
+        self._around_write(
+            "write", (_path_of(fd),), view, lambda begin, end: Door.write(self, fd, view[begin:end])
+        )
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
-        self._around("pwrite", (_path_of(fd),), lambda: Door.pwrite(self, fd, data, offset))
+        view = memoryview(data).cast("B")
+
+        def write(begin: int, end: int) -> None:
+            Door.pwrite(self, fd, view[begin:end], offset + begin)
+
+        self._around_write("pwrite", (_path_of(fd),), view, write)
 
     def fsync(self, fd: int) -> None:
         self._around("fsync", (_path_of(fd),), lambda: Door.fsync(self, fd))
@@ -175,7 +233,19 @@ class FaultDoor(ObservedDoor):
         self._lock = threading.Lock()
 
     def _around(self, op: str, paths: tuple[str, ...], call: Callable[[], T]) -> T:
+        return self._follow(self._due(op, paths), op, paths, call)
+
+    def _around_write(
+        self, op: str, paths: tuple[str, ...], view: memoryview, write: Callable[[int, int], None]
+    ) -> None:
         due = self._due(op, paths)
+        begin = 0
+        if len(view) > 1 and any(rule.action == "short" for rule in due):
+            begin = _part_of(len(view))
+            write(0, begin)
+        self._follow(due, op, paths, lambda: write(begin, len(view)))
+
+    def _follow(self, due: list[Rule], op: str, paths: tuple[str, ...], call: Callable[[], T]) -> T:
         for rule in due:
             if rule.when == "before":
                 _act(rule, op, paths)
@@ -199,10 +269,18 @@ class FaultDoor(ObservedDoor):
         return due
 
 
+def _part_of(length: int) -> int:
+    """Return where a short write ends: at a page where there are several, as devices end them."""
+    half = length // 2
+    return half - half % PAGE_BYTES or half
+
+
 def _act(rule: Rule, op: str, paths: tuple[str, ...]) -> None:
-    if rule.signal_pid is not None:
-        pid = os.getppid() if rule.signal_pid == "parent" else int(rule.signal_pid)
-        os.kill(pid, signal.SIGKILL)
+    if rule.action == "power_cut":
+        cut_power(paths[0])
+    for pid in _pids_of(rule.signal_pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     if rule.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif rule.action == "stop":
@@ -211,11 +289,36 @@ def _act(rule: Rule, op: str, paths: tuple[str, ...]) -> None:
         time.sleep(rule.seconds)
     elif rule.action == "record":
         _append(rule.file, Call(op, paths))
-    else:
+    elif rule.action == "error":
         number = (
             rule.errno if isinstance(rule.errno, int) else int(getattr(errno_module, rule.errno))
         )
         raise OSError(number, os.strerror(number), paths[0])
+
+
+def _pids_of(who: int | str | None) -> list[int]:
+    if who is None:
+        return []
+    if who == "parent":
+        return [os.getppid()]
+    if who != "children":
+        return [int(who)]
+    pids = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            pids += [int(pid) for pid in file.read().split()]
+    return pids
+
+
+def cut_power(path: str) -> None:
+    """Cut the power of the disk that holds `path`: nothing that was not flushed is kept."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)
 
 
 def _append(file: str, call: Call) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from typing import TYPE_CHECKING
 
 from pyengine._native.ring import BlockFault, NoMemory
 from pyengine.errors import DamageError, SharedMemoryError, TruncatedFileError
-from pyengine.replay.storage import Storage
 from pyengine.shm.headroom import headroom
+
+if TYPE_CHECKING:
+    from pyengine.replay.storage import Storage
 
 _EHWPOISON = 133
 """Memory that the machine found broken; the errno module does not name it."""

@@ -160,7 +160,7 @@ class _OpenImages:
         """Return the offset in the arena of a segment's image."""
         key = (lane, segment)
         if key not in self._places:
-            self._places[key] = self._storage.core.open_segment(lane, segment)
+            self._places[key] = self._storage.open_segment(lane, segment, "restore")
         return self._places[key]
 
     def open_heads(self, header: BufferHeader) -> None:

@@ -147,15 +147,18 @@ class ReplayBuffer(RingReading):
         done = 0
 
         def append(storage: Storage) -> int:
+            nonlocal done
             try:
-                return storage.core.append(values, lane or 0, lanes, count, done, allowed)
+                done = storage.core.append(values, lane or 0, lanes, count, done, allowed)
             except NoMemory as fault:
                 raise no_memory_error(self._label, storage, fault) from None
+            if done < count and storage.core.asks_for_memory:
+                storage.allow_memory(self._label)
+                return append(storage)
+            return done
 
         def go_on() -> bool:
-            nonlocal done
-            done = self._use(append)
-            return done == count
+            return self._use(append) == count
 
         if not go_on():
             self._wait_for_slot(go_on)

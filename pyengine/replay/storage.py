@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from pyengine._native.control import RingControl
 from pyengine._native.mapping import Mapping as MemoryMapping
 from pyengine._native.ring import NoMemory, RingCore
-from pyengine.errors import ClosedError
+from pyengine.errors import ClosedError, SharedMemoryError
 from pyengine.format.segment import KIND_SEGMENT, Run, header_image
 from pyengine.fs.forking import register_for_child
+from pyengine.replay.allowance import allow_memory
+from pyengine.replay.faults import no_memory_error
 from pyengine.replay.plan import RingPlan, default_bytes, default_value, numpy_dtype
 from pyengine.shm.arena import Arena
 
@@ -130,6 +132,22 @@ class Storage:
                     if mapping is not None:
                         mapping.close()
 
+    def allow_memory(self, label: str) -> None:
+        """Let slots take more shared memory where there is some; SharedMemoryError where not."""
+        plan = self.plan
+        allow_memory(self.core, plan.layout.file_bytes, label, lanes=plan.num_lanes)
+
+    def open_segment(self, lane: int, segment: int, label: str) -> int:
+        """Open a slot for a restore; return the offset of its image. SharedMemoryError."""
+        while True:
+            try:
+                image = self.core.open_segment(lane, segment)
+            except NoMemory as fault:
+                raise no_memory_error(label, self, fault) from None
+            if image is not None:
+                return image
+            self.allow_memory(label)
+
     def close(self) -> None:
         """Let go of memory, descriptors and mapped files. Idempotent; any thread.
 
@@ -172,13 +190,15 @@ class Storage:
         ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
         threading.Thread(
             target=_reserve_ahead,
-            args=(weakref.ref(self.core), self._closing, ahead),
+            args=(weakref.ref(self.core), self._closing, ahead, self.plan),
             name="pyengine-reserve",
             daemon=True,
         ).start()
 
 
-def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead: int) -> None:
+def _reserve_ahead(
+    core: weakref.ref[RingCore], closing: threading.Event, ahead: int, plan: RingPlan
+) -> None:
     while not closing.wait(_RESERVE_POLL_SECONDS):
         live = core()
         if live is None:
@@ -187,7 +207,12 @@ def _reserve_ahead(core: weakref.ref[RingCore], closing: threading.Event, ahead:
         try:
             while given and not closing.is_set():
                 given = live.reserve_ahead(ahead)
-        except NoMemory:  # others may let go of some; an append that needs it now says so itself
+                if given is False and live.asks_for_memory:
+                    slot_bytes = plan.layout.file_bytes
+                    allow_memory(live, slot_bytes, "reserving ahead", lanes=plan.num_lanes)
+                    given = True
+        # Others may let go of some; an append that needs it now says so itself.
+        except (NoMemory, SharedMemoryError):
             closing.wait(_RETRY_SECONDS)
         del live
         if given is None:

@@ -18,6 +18,7 @@ import signal
 from collections.abc import Iterator
 
 from pyengine._native.mapping import Mapping, reserve
+from pyengine.config import MEMORY_MARGIN_BYTES
 from pyengine.errors import ClosedError, ForkedProcessError, SharedMemoryError
 from pyengine.fs.forking import register_for_child
 from pyengine.shm.headroom import SHM_DIRECTORY, headroom
@@ -59,7 +60,8 @@ class Arena:
             # More than the address space, or than the kernel is willing to map, fails here.
             return cls(fd, size_bytes, label=label, is_memfd=is_memfd)
         except OSError as error:
-            raise _no_room(label, size_bytes, is_memfd=True, cause=error) from error
+            free_bytes = headroom(with_shm=False)
+            raise _no_room(label, size_bytes, free_bytes, str(error.strerror)) from error
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int, label: str = "arena") -> Arena:
@@ -115,12 +117,17 @@ class Arena:
         Raises SharedMemoryError naming the bytes needed and free; the arena is unchanged then.
         """
         self._check()
+        room = headroom(with_shm=False)
+        if room < length + MEMORY_MARGIN_BYTES:
+            # Where /dev/shm is what is short, the kernel refuses; a cgroup's limit kills.
+            raise _no_room(self.label, length, room, "the machine's or the container's memory ends")
         try:
             reserve(self._fd, offset, length)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            raise _no_room(self.label, length, is_memfd=self.is_memfd, cause=error) from error
+            free_bytes = headroom(with_shm=not self.is_memfd)
+            raise _no_room(self.label, length, free_bytes, str(error.strerror)) from error
 
     def close(self) -> None:
         """Let go of descriptor and mapping. Idempotent; views in use keep the mapping alive."""
@@ -223,11 +230,10 @@ def _shm_free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _no_room(label: str, needed_bytes: int, *, is_memfd: bool, cause: OSError) -> SharedMemoryError:
-    free_bytes = headroom(with_shm=not is_memfd)
+def _no_room(label: str, needed_bytes: int, free_bytes: int, cause: str) -> SharedMemoryError:
     return SharedMemoryError(
         f"{label}: {needed_bytes} bytes of shared memory are needed, {free_bytes} are free "
-        f"({cause.strerror})",
+        f"({cause})",
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
     )

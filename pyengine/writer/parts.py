@@ -12,13 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyengine._native import hashing
+from pyengine.config import PART_MAX_BYTES
 from pyengine.errors import SnapshotFailedError
 from pyengine.format.segment import KIND_PART, Run, header_image, plan_layout
 from pyengine.fs import durable
 from pyengine.writer.ring_view import RingView
-
-PART_MAX_BYTES = 256 * 1024 * 1024
-"""Payload above which the open rows of a ring are spread over several parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from cgroups import memory_cgroup, oom_kills
 from memory_limited_child import OVERWRITTEN, ROW_BYTES, ROWS, SAMPLE
 
 LIMIT_BYTES = 400 * 1024 * 1024
@@ -26,39 +25,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture
 def limited_cgroup() -> Iterator[Path]:
     """A memory cgroup with a limit well below the replay; skips where none can be made."""
-    parent, limit_name = _memory_hierarchy()
-    group = parent / f"pyengine-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made below {parent}: {error}")
-    try:
-        try:
-            (group / limit_name).write_text(str(LIMIT_BYTES))
-        except OSError as error:
-            pytest.skip(f"{group} takes no memory limit: {error}")
+    with memory_cgroup(LIMIT_BYTES) as group:
         yield group
-    finally:
-        _remove_when_empty(group)
-
-
-def _memory_hierarchy() -> tuple[Path, str]:
-    """Return the root of the memory cgroups and the name of their limit, version 1 or 2."""
-    root = Path("/sys/fs/cgroup")
-    if (root / "memory" / "memory.limit_in_bytes").exists():
-        return root / "memory", "memory.limit_in_bytes"
-    controllers = root / "cgroup.subtree_control"
-    if controllers.exists() and "memory" in controllers.read_text().split():
-        return root, "memory.max"
-    pytest.skip("no memory cgroups are mounted at /sys/fs/cgroup")
-
-
-def _remove_when_empty(group: Path) -> None:
-    """Remove the group once the kernel has taken the last ended process out of it."""
-    deadline = time.monotonic() + 10
-    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    group.rmdir()
 
 
 def run_life(life: str, run: Path, cgroup: Path | None = None) -> dict[str, Any]:
@@ -68,13 +36,6 @@ def run_life(life: str, run: Path, cgroup: Path | None = None) -> dict[str, Any]
     assert child.returncode == 0, f"{life} ended with {child.returncode}{killed}:\n{child.stderr}"
     result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return result
-
-
-def oom_kills(cgroup: Path) -> str:
-    """Return what the kernel counts of processes that it ended for memory."""
-    files = [cgroup / name for name in ("memory.oom_control", "memory.events")]
-    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
-    return ", ".join(line for line in lines if "oom_kill " in line)
 
 
 def content_hashes(directory: Path) -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_plan_records_calls_in_order(tmp_path):
     (tmp_path / "out").mkdir()
     _run(tmp_path / "out", {"op": "*", "path": "*/out/b", "action": "record", "file": str(log)})
     calls = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [call["op"] for call in calls] == ["open", "pwrite", "fsync", "close"]
+    assert [call["op"] for call in calls] == ["create", "pwrite", "fsync", "close"]
 
 
 def test_error_is_raised_for_as_many_calls_as_told(tmp_path):
@@ -76,6 +76,68 @@ def test_error_is_raised_for_as_many_calls_as_told(tmp_path):
         except OSError as error:
             results.append(error.errno)
     assert results == ["made", 5, 5, "made"]
+
+
+def test_changes_are_the_calls_that_alter_the_disk_and_no_others(tmp_path):
+    log = tmp_path / "log"
+    (tmp_path / "out").mkdir()
+    _run(tmp_path / "out", {"op": "changes", "action": "record", "file": str(log)})
+    calls = [json.loads(line)["op"] for line in log.read_text().splitlines()]
+    assert calls == ["create", "pwrite", "fsync"] * 3
+
+
+def test_every_operation_that_can_change_the_disk_is_a_change():
+    only_look = {"open", "read", "pread_into", "close"}
+    operations = {name for name in vars(door.Door) if not name.startswith("_")}
+    assert operations - only_look == faults.CHANGES - {"create"}
+
+
+@pytest.mark.parametrize("length", [1, 2, 100, 4096, 3 * 4096 + 5])
+@pytest.mark.parametrize("op", ["write", "pwrite"])
+def test_a_short_write_goes_on_with_the_rest(tmp_path, monkeypatch, op, length):
+    data = os.urandom(length)
+    sizes = []
+    plain = {name: getattr(os, name) for name in ("write", "pwrite")}
+
+    def counting(fd, view, *offset):
+        sizes.append(len(view))
+        return plain[op](fd, view, *offset)
+
+    monkeypatch.setattr(os, op, counting)
+    faulty = FaultDoor([Rule(op=op, action="short")])
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    getattr(faulty, op)(fd, data, *((0,) if op == "pwrite" else ()))
+    assert (tmp_path / "file").read_bytes() == data
+    assert sum(sizes) == length
+    assert len(sizes) == (2 if length > 1 else 1)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("op", ["write", "pwrite"])
+def test_a_write_goes_on_where_the_kernel_took_a_part(tmp_path, monkeypatch, op):
+    data = os.urandom(1000)
+    plain = {name: getattr(os, name) for name in ("write", "pwrite")}
+    monkeypatch.setattr(os, op, lambda fd, view, *offset: plain[op](fd, view[:300], *offset))
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    getattr(door.Door(), op)(fd, data, *((0,) if op == "pwrite" else ()))
+    assert (tmp_path / "file").read_bytes() == data
+    os.close(fd)
+
+
+def test_plan_kills_the_children(tmp_path):
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "from pyengine.fs import door\n"
+        "door.active.mkdir(sys.argv[1])\n"
+        "print(child.wait())"
+    )
+    rule = {"op": "mkdir", "action": "delay", "signal_pid": "children"}
+    environment = dict(os.environ, PYENGINE_FAULT_PLAN=json.dumps([rule]))
+    command = [sys.executable, "-c", code, str(tmp_path / "made")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == -signal.SIGKILL
+    assert (tmp_path / "made").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,15 @@ import pytest
 
 from pyengine import ReplayBuffer
 from pyengine._native.ring import NoMemory
+from pyengine.errors import SharedMemoryError
+from pyengine.replay import allowance
 from pyengine.replay import storage as storage_module
 
 
 class Core:
     """Answers `reserve_ahead` as it was told."""
+
+    asks_for_memory = False
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -36,15 +40,18 @@ def impatient(monkeypatch):
 
 def test_memory_that_is_short_for_a_while_is_asked_for_again(impatient):
     core = Core(True, NoMemory(28), NoMemory(28), True, False, True, None)
-    storage_module._reserve_ahead(weakref.ref(core), threading.Event(), 1)
+    storage_module._reserve_ahead(weakref.ref(core), threading.Event(), 1, None)
     assert core.answers == []
 
 
-def test_short_memory_is_told_from_enough(impatient):
+def test_short_memory_is_told_from_enough(monkeypatch):
+    # The thread must not take what this test is to be given.
+    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
     with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
         ring.add(id=1)
         storage = ring.storage
-        storage._closing.set()  # the thread must not take what this test is to be given
+        storage._closing.set()
+        storage.core.allow_bytes(1 << 40)
         fd, kept = storage.arena.fd, os.dup(storage.arena.fd)
         null = os.open("/dev/null", os.O_RDWR)
         try:
@@ -73,3 +80,56 @@ def test_a_child_forked_while_the_thread_looks_at_the_clock_ends_its_ring():
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ring.close()
+
+
+def test_slots_take_what_was_allowed_and_then_ask(monkeypatch):
+    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
+    with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
+        ring.add(id=1)
+        storage = ring.storage
+        storage._closing.set()
+        slot_bytes = storage.plan.layout.file_bytes
+        before = storage.arena.taken_bytes
+        storage.core.allow_bytes(2 * slot_bytes)
+        assert storage.core.reserve_ahead(1 << 30) is True
+        assert storage.core.reserve_ahead(1 << 30) is True
+        assert not storage.core.asks_for_memory
+        assert storage.core.reserve_ahead(1 << 30) is False
+        assert storage.core.asks_for_memory
+        assert storage.arena.taken_bytes - before == 2 * slot_bytes
+
+
+@pytest.mark.parametrize("steps", [1, 1 << 15])
+def test_where_memory_ends_rows_are_refused_with_what_is_needed_and_free(monkeypatch, steps):
+    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
+    with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
+        ring.add(id=0)
+        ring.storage._closing.set()
+        ring.storage.core.allow_bytes(0)
+        monkeypatch.setattr(allowance, "headroom", lambda **_: 1000)
+        rows = ring.storage.plan.segment_rows
+
+        def fill():
+            for _ in range(rows):
+                ring.extend(id=np.arange(steps) + 1)
+
+        with pytest.raises(SharedMemoryError, match="Raise the memory limit") as caught:
+            fill()
+        assert caught.value.free_bytes == 1000
+        assert caught.value.needed_bytes == ring.storage.plan.layout.file_bytes
+        assert ring.total_count % rows == 0
+        # What came before is whole, and goes on once there is memory again.
+        assert len(ring) == ring.total_count
+        monkeypatch.undo()
+        ring.add(id=7)
+        assert ring[ring.refs()]["id"][-1] == 7
+
+
+def test_a_restore_where_memory_ends_raises_the_same(monkeypatch):
+    with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
+        ring.add(id=0)
+        monkeypatch.setattr(allowance, "headroom", lambda **_: 1000)
+        ring.storage._closing.set()
+        ring.storage.core.allow_bytes(0)
+        with pytest.raises(SharedMemoryError):
+            ring.storage.open_segment(0, 5, "restore")

@@ -1,0 +1,130 @@
+"""What must hold whatever was cut, killed or refused.
+
+A restore yields a snapshot that was cut by the scenario, with every value as it was then, and not
+older than the last one whose `wait()` had returned; nothing at all only where none had. From there
+the run goes on: a claim, two more snapshots, and a restore of the newer one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pyengine
+from crash.lives import KEEP_LAST, Facts, go_on, note_restored
+from crash.thread_writer import NoWriter, ThreadWriter, writers_in_threads
+from crash.training import Training
+from pyengine.catalog.scan import scan_snapshots
+from pyengine.catalog.verify import verify_snapshot
+from pyengine.format import names
+
+BOUND_SECONDS = {"step": 5.0, "tick": 5.0, "snapshot": 30.0}
+"""How long a call may block: config.SLOT_WAIT_SECONDS, STAGING_WAIT_SECONDS."""
+
+_MARGIN_SECONDS = 5.0
+"""For a machine that does something else."""
+
+
+def order_of(name: str) -> tuple[int, int]:
+    """Return (generation, sequence) of a snapshot's name."""
+    parsed = names.parse_snapshot_name(name)
+    assert parsed is not None, name
+    return (parsed.generation, parsed.sequence)
+
+
+def floor_of(facts: Iterable[dict[str, Any]]) -> str | None:
+    """Return the newest snapshot whose wait() returned, or None."""
+    durable = [fact["name"] for fact in facts if fact.get("event") == "durable"]
+    return max(durable, key=order_of, default=None)
+
+
+def judge(restored: dict[str, Any], floor: str | None) -> str | None:
+    """Return what is wrong with a restore that was noted, or None."""
+    name = restored["name"]
+    if name is None:
+        return f"nothing was restored, and {floor} was durable" if floor else None
+    if not restored["right"]:
+        return f"{name} came back with other values"
+    if floor is not None and order_of(name) < order_of(floor):
+        return f"{name} came back, and {floor} was durable"
+    return None
+
+
+def judge_all(facts: list[dict[str, Any]], before: int) -> str | None:
+    """Return what is wrong with everything that lives, and `go_on` at last, have noted.
+
+    `before` counts the facts that were there before the faulty life.
+    """
+    for number, fact in enumerate(facts):
+        if fact["event"] == "restored":
+            wrong = judge(fact, floor_of(facts[:number]))
+            if wrong is not None:
+                return wrong
+        if fact["event"] == "longest":
+            for what, bound in BOUND_SECONDS.items():
+                seconds = fact.get(what, 0.0)
+                if number >= before and seconds > bound + _MARGIN_SECONDS:
+                    return f"{what} blocked for {seconds:.1f} s, its bound is {bound:.0f} s"
+    silent = _failed_silently(facts)
+    if silent:
+        return f"{silent[0]} failed, and nobody was told"
+    if not facts or facts[-1]["event"] != "whole":
+        return "the run did not go on"
+    return None
+
+
+def _failed_silently(facts: list[dict[str, Any]]) -> list[str]:
+    told = "\n".join(fact["text"] for fact in facts if fact["event"] in ("error", "logged"))
+    fates = [fact for fact in facts if fact["event"] == "fate"]
+    return [
+        fact["name"]
+        for fact in fates
+        if fact["state"] != "COMMITTED"
+        and fact["name"] not in told
+        # One that was given up is told of by its number.
+        and f"snapshot {order_of(fact['name'])[1]} " not in told
+    ]
+
+
+def restore_here(run_dir: str, seed: int, floor: str | None) -> str | None:
+    """Restore in this process, with no writer at work; return what is wrong, or None."""
+    with writers_in_threads(NoWriter):
+        facts = Facts()
+        training = Training(seed)
+        with pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine:
+            training.track(engine)
+            note_restored(facts, engine.restore(), training, seed)
+        training.close()
+    return judge(facts.facts[0], floor) or bad_snapshots(run_dir, eager=False)
+
+
+def go_on_here(run_dir: str, seed: int, floor: str | None) -> str | None:
+    """The same, then go on: two snapshots and a restore, the writer in a thread."""
+    facts = Facts()
+    if floor is not None:
+        facts.note(event="durable", name=floor)
+    with writers_in_threads(ThreadWriter):
+        go_on(run_dir, facts, seed)
+    return judge_all(facts.facts, 0) or bad_snapshots(run_dir) or left_over(run_dir)
+
+
+def bad_snapshots(run_dir: str, *, eager: bool = True) -> str | None:
+    """Return what is wrong with any snapshot, the older ones too; `eager` reads every byte."""
+    found = scan_snapshots(run_dir)
+    problems = list(found.problems)
+    if eager:
+        for info in found.snapshots:
+            problems += verify_snapshot(info.path)
+    return "; ".join(problem.text for problem in problems) or None
+
+
+def left_over(run_dir: str) -> str | None:
+    """Return what a run that was closed has left lying about, or None."""
+    left = [
+        os.path.join(directory, name)
+        for directory, directories, files in os.walk(run_dir)
+        for name in (*directories, *files)
+        if name.startswith((".tmp-", ".trash-"))
+    ]
+    return f"left over: {left}" if left else None

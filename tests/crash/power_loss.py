@@ -1,0 +1,270 @@
+"""The power-loss sweep: record a scenario once, then restore from what cuts may leave of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import msgpack
+import xxhash
+
+from crash.disk import CORNERS, SAMPLED, Disk, Entry
+from crash.lives import LIVES, Faults, Log, in_child, live
+from crash.oracle import go_on_here, order_of, restore_here
+from pyengine.fs.durable import remove_tree
+
+MEMORY = "/dev/shm"
+"""Where states are laid out: an fsync costs nothing there, and nobody's disk is worn out."""
+
+_WHOLE_SHARE = 10
+"""One state in so many is gone on from; the others are restored from only."""
+
+_STATE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A recorded scenario: its seed, where it ran, and the notes of all calls."""
+
+    seed: int
+    root: str
+    notes: list[dict[str, Any]]
+
+    def save(self, path: str) -> None:
+        with open(path, "wb") as file:
+            msgpack.pack({"seed": self.seed, "root": self.root, "notes": self.notes}, file)
+
+    @classmethod
+    def read(cls, path: str) -> Journal:
+        with open(path, "rb") as file:
+            return cls(**msgpack.unpack(file))
+
+
+def record(seed: int, directory: str) -> Journal:
+    """Run all lives of the scenario once in `directory`, and return the journal of it.
+
+    Line ids and the order of threads differ from time to time: who wants to replay a state exactly
+    keeps the journal.
+    """
+    path = os.path.join(directory, "journal")
+    root = os.path.join(os.path.realpath(directory), "root")
+    os.mkdir(root)
+    rule = ({"op": "changes", "action": "journal", "file": path},)
+    log = Log(os.path.join(directory, "log"))
+    plan = Faults(trainer=rule, writer=rule, every_writer=True)
+    for life in LIVES:
+        code = in_child(partial(live, f"{root}/run", log, seed, life, plan))
+        assert code == (-signal.SIGKILL if life.end == "kill" else 0), log.read()
+    assert not [fact for fact in log.read() if fact["event"] == "error"], log.read()
+    with open(path, "rb") as file:
+        notes = list(msgpack.Unpacker(file, raw=False, max_buffer_size=1 << 30))
+    return Journal(seed, root, notes)
+
+
+@dataclass
+class Tally:
+    """What a sweep has tried, and what it found wrong: (how to replay it, what)."""
+
+    tried: int = 0
+    gone_on: int = 0
+    repeated: int = 0
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.tried += other.tried
+        self.gone_on += other.gone_on
+        self.repeated += other.repeated
+        self.wrong += other.wrong
+
+
+class Layout:
+    """Lays states out in memory; unchanged files are links to one copy. A context manager."""
+
+    def __init__(self) -> None:
+        self._base = os.path.join(MEMORY, f"pyengine-torture-{os.getpid()}")
+        self._store = os.path.join(self._base, "store")
+        self.root = os.path.join(self._base, "root")
+        self._stored: dict[str, bytes] = {}
+
+    def __enter__(self) -> Layout:
+        shutil.rmtree(self._base, ignore_errors=True)
+        os.makedirs(self._store)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._base, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def state(self, entries: list[Entry]) -> Iterator[str]:
+        """Lay one state out, and clear it away afterwards; the directory it lies in."""
+        os.mkdir(self.root)
+        passing = set()
+        for path, kind, what in entries:
+            place = f"{self.root}/{path}"
+            if kind == "directory":
+                os.mkdir(place)
+            elif kind == "link":
+                os.symlink(what, place)
+            else:
+                if what.key not in self._stored:
+                    self._write(what.key, what.data)
+                if not what.lasting:
+                    passing.add(what.key)
+                os.link(f"{self._store}/{what.key}", place)
+        yield self.root
+        remove_tree(self.root)
+        for key in passing:
+            del self._stored[key]
+            os.unlink(f"{self._store}/{key}")
+
+    def check_untouched(self) -> list[str]:
+        """Return the stored files that somebody wrote into: files are write-once."""
+        changed = []
+        for key, data in self._stored.items():
+            with open(f"{self._store}/{key}", "rb") as file:
+                if file.read() != data:
+                    changed.append(key)
+        return changed
+
+    def _write(self, key: str, data: bytes) -> None:
+        with open(f"{self._store}/{key}", "wb") as file:
+            file.write(data)
+        self._stored[key] = data
+
+
+def states_at(disk: Disk, seed: int, cut: int, count: int) -> Iterator[tuple[int, list[Entry]]]:
+    """Yield (index, state) of a cut: the corners, then samples; each follows from its number."""
+    for index in range(count):
+        yield index, state_at(disk, seed, cut, index)
+
+
+def state_at(disk: Disk, seed: int, cut: int, index: int) -> list[Entry]:
+    """Return one state of a cut by its number."""
+    kind = CORNERS[index] if index < len(CORNERS) else SAMPLED[index % len(SAMPLED)]
+    return disk.state(kind, random.Random(f"{seed}/{cut}/{index}"))
+
+
+def sweep(
+    journal: Journal,
+    count: int,
+    *,
+    worker: int = 0,
+    workers: int = 1,
+    only: tuple[int, int] | None = None,
+) -> Tally:
+    """Try about `count` different states of a journal, of all cuts or evenly spread ones.
+
+    With several `workers` each takes its share of the cuts by its number, `worker`.
+    `only` is (cut, index): that state alone, gone on from.
+    """
+    tally = Tally()
+    seen: set[bytes] = set()
+    cuts = sum(note["op"] != "mark" for note in journal.notes)
+    every = max(1, cuts * len(CORNERS) // count)
+    with Layout() as layout:
+        for cut, disk, floor in _cuts(journal):
+            if only is not None:
+                if cut == only[0]:
+                    state = state_at(disk, journal.seed, *only)
+                    _try(tally, layout, journal, only, state, floor, whole=True)
+            elif cut % every == 0 and cut // every % workers == worker:
+                # Cuts differ in how much is pending: what one has too few of, the next ones get.
+                left = (count // workers) - tally.tried
+                share = -(-left * every * workers // max(1, cuts - cut + 1))
+                share = max(len(CORNERS), share)
+                _try_cut(tally, layout, journal, cut, disk, floor, seen, share)
+        changed = layout.check_untouched()
+    if changed:
+        tally.wrong.append((f"{journal.seed}/*", f"{len(changed)} files were written into"))
+    return tally
+
+
+def _cuts(journal: Journal) -> Iterator[tuple[int, Disk, str | None]]:
+    """Yield (number, disk, newest durable snapshot) after each call."""
+    disk = Disk(journal.root)
+    floor: str | None = None
+    cut = 0
+    for note in journal.notes:
+        if note["op"] == "mark":
+            if note.get("event") == "durable":
+                floor = max(floor or note["name"], note["name"], key=order_of)
+            continue
+        disk.apply(note)
+        cut += 1
+        yield cut, disk, floor
+
+
+def _try_cut(
+    tally: Tally,
+    layout: Layout,
+    journal: Journal,
+    cut: int,
+    disk: Disk,
+    floor: str | None,
+    seen: set[bytes],
+    share: int,
+) -> None:
+    new = 0
+    for index, state in states_at(disk, journal.seed, cut, 4 * share):
+        digest = _digest(state, floor)
+        if digest in seen:
+            tally.repeated += 1
+            continue
+        seen.add(digest)
+        whole = len(seen) % _WHOLE_SHARE == 0
+        _try(tally, layout, journal, (cut, index), state, floor, whole=whole)
+        new += 1
+        if new >= share:
+            return
+
+
+def _digest(state: list[Entry], floor: str | None) -> bytes:
+    digest = xxhash.xxh3_128(str(floor).encode())
+    for path, kind, what in state:
+        digest.update(f"{path}\0{kind}\0{what.key if kind == 'file' else what}\0".encode())
+    return digest.digest()
+
+
+def _try(
+    tally: Tally,
+    layout: Layout,
+    journal: Journal,
+    place: tuple[int, int],
+    state: list[Entry],
+    floor: str | None,
+    *,
+    whole: bool,
+) -> None:
+    tally.tried += 1
+    tally.gone_on += whole
+    with layout.state(state) as root, _no_longer_than(_STATE_SECONDS):
+        try:
+            check = go_on_here if whole else restore_here
+            wrong = check(f"{root}/run", journal.seed, floor)
+        except Exception:  # whatever it is, it is what is wrong with this state
+            wrong = traceback.format_exc()
+    if wrong is not None:
+        tally.wrong.append(("/".join(map(str, (journal.seed, *place))), wrong))
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: int) -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"a state took longer than {seconds} s")
+
+    former = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
