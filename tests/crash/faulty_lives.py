@@ -84,7 +84,7 @@ class Stage:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.base = tempfile.mkdtemp(prefix="pyengine-crash-", dir="/dev/shm")
+        self.base = tempfile.mkdtemp(prefix="crash-tests-", dir="/dev/shm")
         self.calls: dict[tuple[int, str], int] = {}
 
     def __enter__(self) -> Stage:

@@ -85,7 +85,7 @@ class LoopDisk:
 def cut_power(stage: Stage, disk: LoopDisk, case: Case) -> str | None:
     """Cut the power at a call, end both processes, remount, go on; what is wrong, or None."""
     place = f"{disk.path}/{case.nth}-{case.when}"
-    logs = tempfile.mkdtemp(prefix="pyengine-crash-", dir="/dev/shm")
+    logs = tempfile.mkdtemp(prefix="crash-tests-", dir="/dev/shm")
     try:
         copy_tree(stage.before(case.life), place)
         os.sync()

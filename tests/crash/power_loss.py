@@ -90,7 +90,7 @@ class Layout:
     """Lays states out in memory; unchanged files are links to one copy. A context manager."""
 
     def __init__(self) -> None:
-        self._base = os.path.join(MEMORY, f"pyengine-torture-{os.getpid()}")
+        self._base = os.path.join(MEMORY, f"torture-{os.getpid()}")
         self._store = os.path.join(self._base, "store")
         self.root = os.path.join(self._base, "root")
         self._stored: dict[str, bytes] = {}

@@ -32,6 +32,8 @@ ALLOWED = {
     # Memory, not files: descriptors without a name.
     "shm/arena.py": "ftruncate of a nameless region of shared memory",
     "shm/channel.py": "a message in a memfd",
+    "supervisor/watch.py": "fallocate of a memfd",
+    "supervisor/relay.py": "pipes, and the supervisor's own output",
     # Logs: words to people, which nothing relies on and no restore reads.
     "writer/main.py": "logging.FileHandler of the writer's log",
     "integrations/sb3/logs.py": "logs of Stable-Baselines3, cut to where a restore goes on",
