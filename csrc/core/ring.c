@@ -27,6 +27,7 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
     ring->holds[i].tails = windows + 2 * i * control->lanes;
     ring->holds[i].totals = ring->holds[i].tails + control->lanes;
   }
+  atomic_store_explicit(&ring->may_take, UINT64_MAX, memory_order_relaxed); /* nobody looks yet */
   /* The stack hands out slot 0 first. */
   for (uint64_t slot = control->slot_count; slot-- > 0;)
     ring->free_slots[ring->free_count++] = slot;

@@ -58,6 +58,7 @@ class Storage:
             self.control.line = line
             self.seal_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self.core = self._open_core()
+            self.core.allow_bytes(0)  # the first slot asks
             self._fill_defaults()
         except BaseException:
             self.close()
@@ -187,6 +188,8 @@ class Storage:
 
         From here on a thread takes and returns free slots, until `close`.
         """
+        with contextlib.suppress(SharedMemoryError):  # the append that needs it says so itself
+            self.allow_memory("reserving ahead")
         ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
         threading.Thread(
             target=_reserve_ahead,

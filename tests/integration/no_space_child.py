@@ -63,15 +63,14 @@ def memory_ends(run: str) -> dict[str, Any]:
         engine.restore()
         error = fill(ring, 2048)
         assert error is not None
+        fill_on(ring)  # refused again, or added where the kernel has dropped some cache meanwhile
         held = len(ring)
-        again = fill(ring, 1)  # it stays an error, and stays one that can be handled
         info = engine.snapshot(1).wait(WAIT_SECONDS)
         counters["step"] = 2
         later = engine.snapshot(2).wait(WAIT_SECONDS)
         correct = all_rows_correct(ring)
     return {
         **told(error),
-        "again": told(again) if again else None,
         "rows": held,
         "correct": correct,
         "snapshots": [info.name, later.name],
