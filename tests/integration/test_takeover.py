@@ -74,6 +74,15 @@ def settled(run_dir: str) -> list[str]:
     return found
 
 
+def restored(run_dir: str) -> dict[str, str]:
+    """Return the digest of what a new start finds."""
+    with pyengine.SnapshotEngine(run_dir) as engine:
+        training = Training(seed=5)
+        training.track(engine)
+        engine.restore()
+        return training.digest()
+
+
 def start_owner(start: Any, run_dir: str, fault: dict[str, Any] | None, policy: str = "raise"):
     owner = start(own, run_dir, fault, policy)
     return owner, owner.receive("owned")[1]
@@ -99,11 +108,7 @@ def test_the_former_owner_learns_it_and_changes_nothing(
         newest = engine.snapshot(2).wait(60)
         digest = training.digest()
     assert settled(run_dir)[-1] == newest.name
-    with pyengine.SnapshotEngine(run_dir) as engine:
-        again = Training(seed=5)
-        again.track(engine)
-        engine.restore()
-        assert again.digest() == digest
+    assert restored(run_dir) == digest
     assert leftovers(run_dir) == []
 
 
@@ -154,11 +159,7 @@ def test_a_writer_frozen_inside_the_commit_lock_is_ended_first(
         owner.receive("stale")
         assert owner.join() == 0
         assert settled(run_dir) == before
-    with pyengine.SnapshotEngine(run_dir) as engine:
-        again = Training(seed=5)
-        again.track(engine)
-        engine.restore()
-        assert again.digest() == digest
+    assert restored(run_dir) == digest
     assert leftovers(run_dir) == []
 
 
