@@ -69,26 +69,34 @@ def test_a_snapshot_interrupted_at_any_line_is_whole_or_absent(tmp_path: Path) -
     with pyengine.SnapshotEngine(tmp_path / "run", keep_last=500) as engine:
         training.track(engine)
         engine.restore()
-        digests = {}
-        for line in itertools.count(1, 3):
-            training.step(line)
-            digests[line] = training.digest()
-            reached, _ = interrupted_at(line, lambda n=line: engine.snapshot(n))
-            if not reached:
-                break
-            training.insert(line)  # no lock is left held
+        digests: dict[int, Any] = {}
+
+        def interrupted_snapshot(line: int) -> bool:
+            step = len(digests)
+            training.step(step)
+            digests[step] = training.digest()
+            reached, _ = interrupted_at(line, lambda: engine.snapshot(step))
+            training.insert(step)  # no lock is left held
             while engine._session.has_pending:  # else a slow disk decides which line is reached
                 engine._session.wait(1.0)
-        engine.snapshot(line + 1).wait(60)
-    assert line > 100
+            return reached
+
+        end = next(line for line in itertools.count(1, 3) if not interrupted_snapshot(line))
+        # Now its memory is there, which takes lines too. From the end of the shorter way back, over
+        # the lines that follow the publication.
+        places = (line for line in range(end, 0, -3) if interrupted_snapshot(line))
+        assert len(list(itertools.islice(places, 20))) == 20
+        last = len(digests)
+        engine.snapshot(last).wait(60)
+    assert end > 100
     run = pyengine.open_run(tmp_path / "run")
     assert run.problems == ()
     taken = {info.global_step: info for info in run.snapshots}
-    assert {line, line + 1} <= set(taken)
+    assert last in taken
     assert all(verify_snapshot(info.path) == [] for info in taken.values())
     assert leftovers(tmp_path / "run") == []
     compared = sorted(set(taken) & set(digests))
-    assert len(compared) > 2, "some were taken although their call was interrupted"
+    assert len(compared) > 5, "some were taken although their call was interrupted"
     for step in {*compared[:: -(-len(compared) // 8)], compared[-1]}:
         assert restored_digest(taken[step].path, tmp_path / f"again-{step}") == digests[step]
 

@@ -106,6 +106,7 @@ def test_a_run_that_was_killed_many_times_leaves_nothing_and_disturbs_nobody(
                 assert other.generation == KILLS + 1
                 other.snapshot(report.next_step).wait(60)
                 assert len(committed(dying)) <= 4, "three, and the one that was restored"
+                await_end_of_trash(dying)  # a plain copy cannot follow what is being deleted
                 copied_run(dying, tmp_path / "copy", report.next_step)
                 # What is held is held by two trainers (this process) and their two writers.
                 alive = set(writers(token))

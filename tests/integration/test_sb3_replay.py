@@ -126,11 +126,11 @@ def test_another_buffer_is_refused_by_both_names(tmp_path: Path) -> None:
     pair.add(STEPS)
     save(tmp_path / "run", pair.adoption)
     others: list[tuple[Case, int, tuple[str, ...]]] = [
-        (BY_NAME["box"], STEPS - 2, ("capacity 10", "12")),
-        (BY_NAME["box-3-envs"], 4, ("num_envs 3", "1")),
-        (BY_NAME["images"], STEPS, ("capacity 24", "12")),
+        (BY_NAME["box"], STEPS - 2, ("capacity: 10 here, 12 there",)),
+        (BY_NAME["box-3-envs"], 4, ("num_envs: 3 here, 1 there",)),
+        (BY_NAME["images"], STEPS, ("capacity: 24 here, 12 there",)),
         (BY_NAME["overlap"], STEPS, ("next_observations",)),
-        (Case("wide", ReplayBuffer, BOX, BOX), STEPS, ("'shape': [3]", "'shape': [2]")),
+        (Case("wide", ReplayBuffer, BOX, BOX), STEPS, ("[3] here", "[2] there")),
     ]
     for case, steps, texts in others:
         other = make_pair(case, steps)

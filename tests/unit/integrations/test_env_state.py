@@ -297,7 +297,7 @@ def test_sticky_actions_of_the_emulator_are_an_obstacle(probability: float) -> N
     env = gymnasium.make("ALE/Pong-v5", repeat_action_probability=probability)
     found = EnvState(env).obstacles
     assert bool(found) == (probability > 0)
-    assert all("StickyAction wrapper" in obstacle for obstacle in found)
+    assert all("StickyActionEnv" in obstacle for obstacle in found)
 
 
 def test_resumable_tells_errors_as_text() -> None:
