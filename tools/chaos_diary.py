@@ -1,7 +1,7 @@
 """What an agent did, written where no fault reaches it: one record a step, one line an event.
 
-A record is one write, so that a killed process leaves whole ones; `at` is CLOCK_MONOTONIC, which all
-processes share. Steps that were made again after a fault stand there twice: the later one counts.
+A record is one write, so that a killed process leaves whole ones; `at` is CLOCK_MONOTONIC, which
+all processes share. Steps that were made again stand there twice: the later record counts.
 Events are JSON lines: started, restored, durable (`wait()` of that snapshot has returned), ended.
 """
 

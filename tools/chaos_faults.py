@@ -39,8 +39,8 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a kind of fault is. `weight`: how often it comes; `starts_again`: the agent dies by it;
-    `rows`: what may be lost of the replay: nothing, what no "durable" snapshot or full segment holds
-    ("open"), or what the newest good snapshot does not hold ("snapshot")."""
+    `rows`: what may be lost of the replay: nothing, the rows of one open segment ("open"), or what
+    the newest good snapshot does not hold ("snapshot")."""
 
     strike: Callable[[Scene, Fault], str]
     weight: int

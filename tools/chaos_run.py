@@ -45,7 +45,7 @@ class Plan:
 @dataclass(slots=True)
 class Struck:
     """A fault that was done. `start` and `step`: where the agent stood; `harmed`: the snapshot that
-    need not be restored any more; `skipped` and `failed`: why it was left out, why it ended badly."""
+    need not be restored any more; `skipped`, `failed`: why it was left out, why it ended badly."""
 
     fault: Fault
     at: float = 0.0

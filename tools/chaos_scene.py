@@ -1,7 +1,7 @@
 """What chaos may lay its hands on: the processes and files of one supervised run.
 
-The learner is whoever wrote the diary's last "started"; its writer is known by its command line, and
-by the lock that says which run it writes to. On a file system of its own (a small tmpfs, where root
+The learner is whoever wrote the diary's last "started"; a writer is known by its command line and
+the files of the run that it holds open. On a file system of its own (a small tmpfs, where root
 allows) the run's disk can be filled.
 """
 
@@ -32,7 +32,7 @@ class GivenUpError(Exception):
 
 
 class Scene:
-    """One run under its supervisor; `directory` is where the diary is, the run in disk/ below it."""
+    """One run under its supervisor; `directory` holds the diary, and the run in disk/ below it."""
 
     def __init__(self, directory: Path, supervisor: subprocess.Popen[bytes]) -> None:
         self.run_dir = directory / "disk" / "run"
