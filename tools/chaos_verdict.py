@@ -93,7 +93,8 @@ def _cost(outcome: Outcome, struck: Struck, after: Struck | None) -> Cost:
         if len(last):
             steps_again += max(0, int(last["step"][0]) + 1 - restore["next_step"])
             lost = int(last["rows"][0]) - restore["rows"]
-            rows_lost += max(0, lost)
+            if outcome.plan.replay == "latest":  # else they go back with the steps, and come again
+                rows_lost += max(0, lost)
             broken += _broken_by(outcome, struck, restore, lost)
     return Cost(
         kind=struck.fault.kind,

@@ -97,6 +97,8 @@ def test_rows_beyond_what_may_be_lost_are_found() -> None:
     assert "1 rows were lost, at most 0" in cost_of(rows=25).broken[0]
     assert cost_of(rows=25, kind="kill both").broken == ()
     assert "22 rows at step 21" in cost_of(rows=22, replay="exact").broken[0]
+    exact = cost_of(rows=21, replay="exact")
+    assert (exact.rows_lost, exact.broken) == (0, ()), "they went back with the steps"
 
 
 def test_a_fault_without_recovery_is_a_broken_promise() -> None:
