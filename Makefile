@@ -1,4 +1,4 @@
-# make test | check | demo | bench | torture: each makes the virtual environment it needs.
+# make test | check | demo | chaos | bench | torture: each makes the virtual environment it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 EXTRAS ?= test,check,atari,sb3,bench
 
 .DEFAULT_GOAL := test
-.PHONY: env test check demo bench torture clean
+.PHONY: env test check demo chaos bench torture clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard csrc/core/* csrc/bindings/*)
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ demo: env
 # Half an hour on two cores: make torture TORTURE="--states 5000 --kills 100 --errors 100" is shorter.
 torture: env
 	$(PY) tools/torture.py $(TORTURE)
+
+chaos: env
+	$(PY) tools/chaos.py
 
 bench: env
 	$(PY) -m benchmarks

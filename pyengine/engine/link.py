@@ -25,9 +25,11 @@ from pyengine.catalog.generation import reserve_writer_lock
 from pyengine.engine.critical import run_whole
 from pyengine.engine.parcels import Parcel, Parcels
 from pyengine.engine.process import WriterProcess, import_path
+from pyengine.engine.stopped import StopWatch
 from pyengine.errors import ClosedError, WriterDiedError
 from pyengine.events import logger
 from pyengine.fs.forking import register_for_child
+from pyengine.fs.process import read_status
 from pyengine.shm.arena import Arena
 from pyengine.shm.channel import Message, close_all
 
@@ -35,6 +37,9 @@ K = TypeVar("K")
 
 DEATHS_IN_A_ROW = 4
 """After so many deaths without a snapshot committed in between, the writer is given up."""
+
+STOPPED_SECONDS = 5.0
+"""A writer that is seen stopped for so long, while somebody waits for it, is replaced."""
 
 _SLICE_SECONDS = 0.25
 
@@ -64,6 +69,7 @@ class WriterLink:
         self._is_lost = False
         self._is_closed = False
         self._is_complete: bool | None = None
+        self._stop: StopWatch | None = None
         self._owner_pid = os.getpid()
         self._process: WriterProcess | None = None
         register_for_child(self)
@@ -147,8 +153,31 @@ class WriterLink:
                 poller.register(process.channel, select.POLLIN)
                 poller.register(process.pidfd, select.POLLIN)
             # Another thread may take the message that this one waits for: look up now and then.
-            poller.poll(int(1000 * min(seconds, _SLICE_SECONDS)))
+            if not poller.poll(int(1000 * min(seconds, _SLICE_SECONDS))):
+                self.end_if_stopped()
         self.poll()
+
+    def end_if_stopped(self) -> None:
+        """End a writer that a signal has stopped and nobody wakes; `poll` then replaces it.
+
+        To be called where something waits for the writer: it reads /proc. One under a debugger, or
+        that the disk keeps waiting, is left alone.
+        """
+        with self._lock:
+            process = self._process
+            if process is None:
+                return
+            if self._stop is None or self._stop.pid != process.pid:
+                self._stop = StopWatch(process.pid)
+            if self._stop.look(time.monotonic(), read_status(process.pid)) >= STOPPED_SECONDS:
+                logger.warning(
+                    "the writer (pid %d) was stopped by a signal %.0f s ago and nobody has woken "
+                    "it; replacing it",
+                    process.pid,
+                    STOPPED_SECONDS,
+                )
+                self._stop = None
+                process.end()
 
     def revive(self) -> None:
         """Start a writer again after it was given up."""

@@ -89,12 +89,16 @@ class WriterProcess:
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(max(0, int(seconds * 1000))))
 
-    def kill(self) -> None:
-        """End the process by SIGKILL where it still runs, and let go of it. Idempotent."""
+    def end(self) -> None:
+        """End the process by SIGKILL where it still runs; waits up to 5 s for it. Idempotent."""
         if self._popen is not None and self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self.join(5.0)
+
+    def kill(self) -> None:
+        """End the process, and let go of it. Idempotent."""
+        self.end()
         self.release()
 
     def release(self) -> None:

@@ -139,6 +139,7 @@ class Taker:
     def look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""
         self._hand_over_rings()
+        self._session.link.end_if_stopped()
         try:
             self._session.poll()
         except errors.WriterDiedError as error:
@@ -218,6 +219,7 @@ class Taker:
         self._trigger.fired(step)
         self.skipped += 1
         self._skipped_in_a_row += 1
+        self._session.link.end_if_stopped()
         count = self._skipped_in_a_row
         if count > 1 and count & (count - 1) == 0:  # 2, 4, 8, ...: a log is no place for floods
             logger.warning(

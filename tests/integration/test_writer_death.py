@@ -200,6 +200,49 @@ def test_every_step_of_the_end_happens_whatever_the_others_raise(
         again.track(replay=training.ring)
 
 
+def test_stopped_by_a_signal_for_good_it_is_replaced_and_the_snapshot_committed(
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("pyengine.engine.link.STOPPED_SECONDS", 0.3)
+    engine, training = begin(tmp_path / "run")
+    with engine:
+        training.step(0)
+        first = engine.snapshot(0).wait(60)
+        writer = engine.writer_pid
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        training.step(1)
+        assert engine.snapshot(1).wait(60).name != first.name
+        assert engine.writer_pid != writer
+    assert f"the writer (pid {writer}) was stopped by a signal" in caplog.text
+    await_end(writer)
+    assert len(committed(tmp_path / "run")) == 2
+
+
+def test_a_stopped_writer_is_replaced_where_snapshots_are_left_out_for_it(
+    monkeypatch: pytest.MonkeyPatch, token: str, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pyengine.engine.link.STOPPED_SECONDS", 0.3)
+    engine, training = begin(tmp_path / "run", every_steps=1, budget=None)
+    with engine:
+        training.step(0)
+        engine.snapshot(0).wait(60)
+        writer = engine.writer_pid
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        taken = []
+        step = 0
+        while engine.writer_pid == writer:
+            step += 1
+            training.step(step)
+            taken.append(engine.tick(step))
+        assert None in taken, "it was left alone until a snapshot had to be left out"
+        assert [pending.wait(60).global_step for pending in taken if pending][:2] == [1, 2]
+
+
 def test_a_close_at_its_bound_names_the_snapshot_and_what_the_writer_does(
     token: str, tmp_path: Path
 ) -> None:
