@@ -59,8 +59,7 @@ class Death:
             return f"exit status {self.status}"
         number = self.signal or 0
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        hint = ", sent by somebody else; if by the kernel, memory ran out" if number == 9 else ""
-        return f"{name}{hint}"
+        return name
 
 
 def classify(
@@ -101,6 +100,8 @@ def _of_exception(report: Mapping[str, Any]) -> Fault | None:
 def told(death: Death, fault: Fault, report: Mapping[str, Any] | None) -> str:
     """Return what happened in words, with the exception where the trainer named one."""
     words = f"{fault}: {death}" if fault not in ("exit", "signal") else str(death)
+    if fault == "signal" and death.signal == signal.SIGKILL:
+        words += ", sent by somebody else; if by the kernel, memory ran out"
     if report is not None and death.signal is None:
         words += f" ({report.get('type')}: {report.get('message')})"
     return words

@@ -126,3 +126,8 @@ def test_silence_is_a_hang_and_any_change_is_a_sign_of_life():
 
 def test_a_supervisor_that_slept_blames_nobody():
     assert _watched(2.0, [0.1, 500.0, 500.1], [1, 1, 1]) == [False] * 3
+
+
+def test_only_a_kill_that_was_not_ours_is_called_somebody_elses() -> None:
+    assert "sent by somebody else" in told(KILLED, "signal", None)
+    assert told(KILLED, "hang", None) == "hang: SIGKILL"
