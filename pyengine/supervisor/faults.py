@@ -58,8 +58,7 @@ class Death:
         if self.status is not None:
             return f"exit status {self.status}"
         number = self.signal or 0
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        return name
+        return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def classify(
