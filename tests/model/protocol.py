@@ -7,8 +7,8 @@ and its snapshot job, which die together and are started again. A process that i
 one that takes no step.
 
 A step is what other processes can see as one: a swap, a store, the copy of one row or of one half
-of a staging slot. Each swap has a name; a name in `broken` turns it into a plain store, which succeeds
-whatever the word holds, and other names leave a rule out.
+of a staging slot. Each swap has a name; a name in `broken` turns it into a plain store, which
+succeeds whatever the word holds, and other names leave a rule out.
 """
 
 from __future__ import annotations
