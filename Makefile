@@ -1,4 +1,5 @@
-# make test | check | demo | chaos | bench | torture: each makes the virtual environment it needs.
+# make test | check | sanitize | demo | chaos | bench | torture: each makes the virtual environment it
+# needs.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -7,7 +8,7 @@ TORCH  ?= torch==2.13.0
 EXTRAS ?= test,check,atari,sb3,bench
 
 .DEFAULT_GOAL := test
-.PHONY: env test check demo chaos bench torture clean
+.PHONY: env test check sanitize demo chaos bench torture clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard csrc/core/* csrc/bindings/*)
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +23,11 @@ test: env
 
 check: env
 	tools/check.sh $(VENV)/bin
+
+# The C core under ThreadSanitizer, AddressSanitizer and UBSan, and the model of the shared words, for
+# some minutes; `make test` has a short run of each.
+sanitize: env
+	PYENGINE_SANITIZE_SECONDS=60 PYENGINE_MODEL=full $(PY) -m pytest -s tests/native tests/model
 
 # The clock starts here: the demo fits itself into what installation leaves of ten minutes.
 demo: STARTED := $(shell date +%s)

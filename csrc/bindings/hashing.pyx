@@ -20,6 +20,7 @@ cdef extern from "hash.h" nogil:
     void pe_hash_bind(pe_hash_function function, bint is_native)
     uint64_t pe_hash(const void *data, size_t bytes)
     pe_hash_function pe_hash_find(const char *path)
+    bint pe_image_is_sound(const uint8_t *image, uint64_t bytes)
     uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch)
     int64_t pe_image_verify(const uint8_t *image)
 
@@ -82,9 +83,8 @@ def xxh3_64(data):
 
 
 cdef int _check_image(Py_buffer *view) except -1:
-    cdef const pe_segment_header *header = <const pe_segment_header *>view.buf
-    if view.len < 4096 or header.file_bytes > <uint64_t>view.len:
-        raise ValueError("the buffer is shorter than the image that its header describes")
+    if <size_t>view.buf % 8 or not pe_image_is_sound(<const uint8_t *>view.buf, view.len):
+        raise ValueError("the buffer does not hold the image that its header describes")
     return 0
 
 

@@ -6,6 +6,21 @@
 
 #define MAX_BYTES (UINT64_C(1) << 50)
 
+/* An entry's file, word by word: the order comes from the words around it. */
+static void load_file(const struct pe_table_entry *entry, struct pe_file *file) {
+  uint64_t words[PE_FILE_WORDS];
+  for (size_t i = 0; i < PE_FILE_WORDS; i++)
+    words[i] = atomic_load_explicit(&entry->file[i], memory_order_relaxed);
+  memcpy(file, words, sizeof words);
+}
+
+static void store_file(struct pe_table_entry *entry, const struct pe_file *file) {
+  uint64_t words[PE_FILE_WORDS];
+  memcpy(words, file, sizeof words);
+  for (size_t i = 0; i < PE_FILE_WORDS; i++)
+    atomic_store_explicit(&entry->file[i], words[i], memory_order_relaxed);
+}
+
 /* Reserve count * size bytes at a cache line; false where the sum leaves any sane arena. */
 static bool place(uint64_t *cursor, uint64_t count, uint64_t size, uint64_t align,
                   uint64_t *offset) {
@@ -18,9 +33,14 @@ static bool place(uint64_t *cursor, uint64_t count, uint64_t size, uint64_t alig
 
 bool pe_control_plan(struct pe_ring_control *control) {
   const uint64_t lanes = control->lanes;
-  if (lanes == 0 || control->rows_per_lane == 0 || control->segment_rows == 0) return false;
-  const uint64_t segments =
-      (control->rows_per_lane + control->segment_rows - 1) / control->segment_rows;
+  const uint64_t rows = control->segment_rows;
+  /* Bounded before they are used: a loop or a product below must neither run for ever nor wrap. */
+  if (lanes == 0 || control->rows_per_lane == 0 || control->rows_per_lane > MAX_BYTES ||
+      rows == 0 || rows > MAX_BYTES || (rows & (rows - 1)) != 0 ||
+      control->slot_bytes % sizeof(uint64_t) != 0 ||
+      control->blocks_per_segment > MAX_BYTES / sizeof(uint32_t))
+    return false;
+  const uint64_t segments = (control->rows_per_lane + rows - 1) / rows;
   uint64_t length = 4;
   while (length < segments + 3) length *= 2;
   control->table_length = length;
@@ -52,7 +72,9 @@ uint64_t pe_control_find(struct pe_ring_control *control, uint64_t lane, uint64_
     const uint64_t place = atomic_load_explicit(&entry->place, memory_order_acquire);
     if (place == PE_PLACE_NONE) return PE_PLACE_NONE;
     if (place == PE_PLACE_FILE) {
-      *file = entry->file;
+      load_file(entry, file);
+    } else if (place > control->slot_count) {
+      return PE_PLACE_NONE; /* no place of this ring: the block is damaged */
     } else {
       const uint64_t word =
           atomic_load_explicit(pe_control_word(control, place - 1), memory_order_acquire);
@@ -72,7 +94,7 @@ uint64_t pe_control_find(struct pe_ring_control *control, uint64_t lane, uint64_
 void pe_control_set_file(struct pe_table_entry *entry, const struct pe_file *file) {
   /* The record is written after the words that say that the former one is void. */
   atomic_thread_fence(memory_order_release);
-  entry->file = *file;
+  store_file(entry, file);
   atomic_store_explicit(&entry->place, PE_PLACE_FILE, memory_order_release);
 }
 

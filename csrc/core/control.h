@@ -68,10 +68,14 @@ struct pe_file {
   uint64_t file_bytes;
 };
 
+#define PE_FILE_WORDS 7
+static_assert(sizeof(struct pe_file) == PE_FILE_WORDS * sizeof(uint64_t), "a file is 7 words");
+
 struct pe_table_entry {
   _Atomic uint64_t segment_plus_one; /* 0: empty */
   _Atomic uint64_t place;            /* PE_PLACE_NONE, slot + 1, or PE_PLACE_FILE */
-  struct pe_file file;               /* valid with PE_PLACE_FILE */
+  /* A struct pe_file, valid with PE_PLACE_FILE; read while it may change, so each word is atomic. */
+  _Atomic uint64_t file[PE_FILE_WORDS];
   uint64_t reserved[7];
 };
 static_assert(sizeof(struct pe_table_entry) == 128, "two cache lines an entry");

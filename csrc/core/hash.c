@@ -40,6 +40,38 @@ void pe_block_range(const struct pe_field_record *field, uint64_t index, uint64_
   *bytes = end - begin;
 }
 
+static bool field_is_sound(const struct pe_segment_header *header,
+                           const struct pe_field_record *field) {
+  const uint64_t rows_end = header->block_table_offset;
+  if (field->offset < header->header_bytes || field->offset > rows_end ||
+      field->region_bytes > rows_end - field->offset ||
+      field->first_block > header->block_count ||
+      field->block_count > header->block_count - field->first_block)
+    return false;
+  if (field->block_count <= 1) return true;
+  if (field->block_shift >= 64 || field->row_bytes > field->region_bytes >> field->block_shift)
+    return false;
+  const uint64_t step = field->row_bytes << field->block_shift;
+  return step != 0 && field->block_count - 1 <= field->region_bytes / step;
+}
+
+bool pe_image_is_sound(const uint8_t *image, uint64_t bytes) {
+  const struct pe_segment_header *header = (const void *)image;
+  if (bytes < PE_PAGE_BYTES || header->file_bytes > bytes ||
+      header->file_bytes < PE_PAGE_BYTES + PE_TRAILER_BYTES)
+    return false;
+  const uint64_t end = header->file_bytes - PE_TRAILER_BYTES;
+  const uint64_t table = header->block_table_offset;
+  if (header->header_bytes < sizeof *header || header->header_bytes > table || table > end ||
+      table % sizeof(uint64_t) != 0 || header->block_count > (end - table) / sizeof(uint64_t) ||
+      header->field_count >
+          (header->header_bytes - sizeof *header) / sizeof(struct pe_field_record))
+    return false;
+  for (uint32_t f = 0; f < header->field_count; f++)
+    if (!field_is_sound(header, &pe_segment_fields(header)[f])) return false;
+  return true;
+}
+
 uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch) {
   const struct pe_segment_header *header = (const void *)image;
   const struct pe_field_record *fields = pe_segment_fields(header);

@@ -21,6 +21,10 @@ pe_hash_function pe_hash_find(const char *path);
 void pe_block_range(const struct pe_field_record *field, uint64_t index, uint64_t *offset,
                     uint64_t *bytes);
 
+/* Whether an image's header keeps everything that the functions below touch within `bytes`. They
+ * trust it; what it means is for the reader of the format to judge. */
+bool pe_image_is_sound(const uint8_t *image, uint64_t bytes);
+
 /* Hash every block of the image into its block table and the trailer; return the file checksum.
  * `scratch` holds header_bytes + 8 * block_count bytes. */
 uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch);

@@ -38,6 +38,9 @@ Value: TypeAlias = "torch.Tensor | Array"
 HEADER_LIMIT_BYTES = 100_000_000
 """Largest header that safetensors itself accepts."""
 
+_DIMENSIONS_MAX = 64
+_ELEMENTS_MAX = 1 << 56
+
 STRUCTURE_KEY = "pyengine"
 DTYPES_KEY = "pyengine.dtypes"
 
@@ -135,7 +138,7 @@ class TensorFile:
         record, logical = self._find(name)
         try:
             dtype = torch_dtype(record.tag, logical)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise self._damage(f"{name!r}: {error}") from None
         shape = self._logical_shape(name, record, logical, dtype.itemsize)
         data = self._buffer[self._payload + record.start : self._payload + record.end]
@@ -204,7 +207,14 @@ class TensorFile:
             raise self._damage(f"the header's entry {name!r} is malformed") from None
         if any(type(number) is not int or number < 0 for number in numbers):
             raise self._damage(f"the header's entry {name!r} holds no sizes")
-        if tag not in TAG_BYTES or math.prod(shape) * TAG_BYTES[tag] != end - start:
+        # Empty values too: a dimension of 0 beside absurd ones takes no bytes and overflows later.
+        if len(shape) > _DIMENSIONS_MAX or math.prod(size or 1 for size in shape) > _ELEMENTS_MAX:
+            raise self._damage(f"{name!r} has an absurd shape")
+        if (
+            type(tag) is not str
+            or tag not in TAG_BYTES
+            or math.prod(shape) * TAG_BYTES[tag] != end - start
+        ):
             raise self._damage(f"{name!r}: {shape} of {tag} are not {end - start} bytes")
         return _Record(tag, tuple(shape), start, end)
 

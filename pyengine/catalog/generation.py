@@ -116,6 +116,6 @@ def read_party(run_dir: str, generation: int, role: str) -> Party:
             if record["role"] == role:
                 identity = ProcessIdentity.from_dict(record)
                 found = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue
     return found

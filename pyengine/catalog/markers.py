@@ -12,9 +12,11 @@ import json
 import os
 from collections.abc import Iterator
 
+from pyengine.errors import DamageError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
 from pyengine.fs import door, durable
+from pyengine.fs.beneath import read_beneath
 
 DEATHS_MAX = 2
 """After so many deaths in its restore, a snapshot is tried last."""
@@ -77,9 +79,10 @@ def _markers(directory: str) -> list[tuple[str, str]]:
 
 
 def _attempts(path: str) -> int:
+    directory, name = os.path.split(path)
     try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read(4096))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # Not by open(): a FIFO in the marker's place would never let go of us.
+        value = json.loads(read_beneath(directory, name, limit_bytes=4096))["attempts"]
+    except (OSError, DamageError, ValueError, KeyError, TypeError, RecursionError):
         return 0
     return value if isinstance(value, int) else 0

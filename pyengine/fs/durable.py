@@ -326,7 +326,7 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 
 
 def _copy(source: str, target: str, temporary: str) -> str:
-    source_fd = door.active.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+    source_fd = door.active.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         size_bytes = os.fstat(source_fd).st_size
         with _no_space_is_typed(os.path.dirname(target), size_bytes):

@@ -50,7 +50,8 @@ class OfdLock:
         Raises OSError where the file cannot be opened (FileNotFoundError: also when it was
         replaced while the lock was being taken).
         """
-        fd = door.active.open(path, os.O_RDONLY if shared else os.O_RDWR)
+        # Not blocking: a FIFO in the place of a lock would hold us for ever.
+        fd = door.active.open(path, (os.O_RDONLY if shared else os.O_RDWR) | os.O_NONBLOCK)
         try:
             _request(fd, fcntl.F_OFD_SETLK, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
             if not os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -144,7 +145,7 @@ def is_locked(path: str, byte: int = 0) -> bool:
     False where the file does not exist.
     """
     try:
-        fd = door.active.open(path, os.O_RDONLY)
+        fd = door.active.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

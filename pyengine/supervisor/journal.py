@@ -65,7 +65,7 @@ class Journal:
 
 
 def _append(path: str, data: bytes) -> None:
-    fd = door.active.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    fd = door.active.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
     try:
         door.active.write(fd, data)
         door.active.fsync(fd)

@@ -113,7 +113,7 @@ def _verify_once(path: str, record: FileRecordTuple) -> None:
 
 def _forget_cached(path: str) -> None:
     """Let the next look be at the disk; pages that the trainer has mapped stay."""
-    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         drop_cache(fd)
     finally:
@@ -122,7 +122,7 @@ def _forget_cached(path: str) -> None:
 
 def _read(path: str, image: memoryview) -> int:
     """Fill `image` from the file; return its size where that is smaller, else the file's size."""
-    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         at = 0
         while at < len(image):

@@ -1,0 +1,3 @@
+"""What the native tests share."""
+
+from sanitized import build  # noqa: F401
