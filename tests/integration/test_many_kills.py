@@ -19,6 +19,7 @@ from processes import TIMEOUT, await_writers_end, committed, leftovers, marked_p
 import pyengine
 from pyengine.catalog.generation import generation_path
 from pyengine.fs import process
+from pyengine.fs.locks import OfdLock
 
 KILLS = 20
 ROWS = 400
@@ -105,8 +106,8 @@ def test_a_run_that_was_killed_many_times_leaves_nothing_and_disturbs_nobody(
                 assert report.global_step == counters["step"]
                 assert other.generation == KILLS + 1
                 other.snapshot(report.next_step).wait(60)
+                await_end_of_commit(dying)  # a plain copy cannot follow what is being deleted
                 assert len(committed(dying)) <= 4, "three, and the one that was restored"
-                await_end_of_trash(dying)  # a plain copy cannot follow what is being deleted
                 copied_run(dying, tmp_path / "copy", report.next_step)
                 # What is held is held by two trainers (this process) and their two writers.
                 alive = set(writers(token))
@@ -115,7 +116,7 @@ def test_a_run_that_was_killed_many_times_leaves_nothing_and_disturbs_nobody(
                 assert len(held) <= 2 * len(mine)
                 assert arenas(workers) == set()
                 other.snapshot(report.next_step + 1).wait(60)
-            await_end_of_trash(dying)
+            await_end_of_commit(dying)
             assert leftovers(dying) == []
             assert (files_of(Path(info.path)), files_of(living / "generations")) == before
             rows = ring[ring.refs()]["x"]
@@ -139,7 +140,9 @@ def copied_run(run_dir: Path, copy: Path, step: int) -> None:
     assert leftovers(copy) == []
 
 
-def await_end_of_trash(run_dir: Path) -> None:
+def await_end_of_commit(run_dir: Path) -> None:
+    """Wait until what a commit does after its snapshot is durable has been done: prune, delete."""
+    OfdLock.acquire(str(run_dir / "lock"), timeout=TIMEOUT).release()
     deadline = time.monotonic() + TIMEOUT
     while leftovers(run_dir):
         assert time.monotonic() < deadline
