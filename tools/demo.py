@@ -114,11 +114,13 @@ class Demo:
 
     def _announce(self, plan: Plan, full: Plan) -> None:
         if plan != full:
-            self._warn(
-                f"slower than the demo was made for: {plan.steps} steps (of {full.steps}),"
-                f" a ring of {plan.capacity} rows (of {full.capacity}), an update every"
-                f" {plan.train_every} steps (of {full.train_every})"
+            made_smaller = (
+                (plan.steps, full.steps, "{} steps (of {})"),
+                (plan.capacity, full.capacity, "a ring of {} rows (of {})"),
+                (plan.train_every, full.train_every, "an update every {} steps (of every {})"),
             )
+            less = [text.format(now, was) for now, was, text in made_smaller if now != was]
+            self._warn(f"slower than the demo was made for: {', '.join(less)}")
         self._console.print(
             f"{plan.steps} steps an arm, ring of {plan.capacity} rows"
             f" ({plan.capacity * ROW_BYTES / 1e9:.1f} GB); saves every {plan.save_every} steps,"
