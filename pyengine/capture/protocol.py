@@ -36,9 +36,14 @@ def type_name(value: object) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def type_text(value: object) -> str:
+    """Return the name of the value's type for people: "int", "my.module.Type"."""
+    return type_name(value).replace(":", ".").removeprefix("builtins.")
+
+
 def name_with_article(value: object) -> str:
-    """Return the name of the value's type as a sentence takes it: "an int", "a my.module.Type"."""
-    name = type_name(value).replace(":", ".").removeprefix("builtins.")
+    """Return the same as a sentence takes it: "an int", "a my.module.Type"."""
+    name = type_text(value)
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
 

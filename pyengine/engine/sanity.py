@@ -82,7 +82,7 @@ def trial_update(
             stepper.zero_grad()
             value = loss(twin)
             _check_loss(value)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()  # type: ignore[no-untyped-call]  # torch annotates nothing there
             _check_finite("gradients", twin, lambda parameter: parameter.grad)
             stepper.step()
             _check_finite("parameters after a step", twin, lambda parameter: parameter)
@@ -99,7 +99,7 @@ def run_check(check: Callable[[], object], info: SnapshotInfo, not_finite: Seque
         )
     try:
         result = check()
-    except Exception as error:
+    except Exception as error:  # the caller's own code: whatever it raises is its verdict
         raise SanityCheckError(
             f"{info.path} was put back and failed its check: {type(error).__name__}: {error}. "
             f"{_ADVICE}"

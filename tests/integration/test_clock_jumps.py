@@ -17,6 +17,7 @@ def jumped(hours: int) -> type[datetime.datetime]:
     """Return a datetime class whose clock is wrong by so many hours."""
 
     class Jumped(datetime.datetime):
+        # A plain datetime, not one of this class: what it is added to counts, not its type.
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
             return datetime.datetime.now(tz) + datetime.timedelta(hours=hours)

@@ -81,6 +81,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
             (0, {f"m{i}": 1.0 for i in range(65)}),
         ):
             with pytest.raises(errors.ConfigError):
+                # Wrong on purpose.
                 engine.record_evaluation(step, **metrics)  # type: ignore[arg-type]
         assert engine.evaluations == ()
     assert format_evaluations.EVALUATIONS_MAX == 10_000

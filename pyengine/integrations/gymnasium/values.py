@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pyengine.capture.protocol import find_type, type_name
+from pyengine.capture.protocol import find_type, name_with_article, type_name
 from pyengine.capture.rngs import make_rng, rng_kind, rng_state
 from pyengine.capture.tree import FACTORIES
 from pyengine.integrations.gymnasium import nodes
@@ -63,7 +63,7 @@ class Conversion(ABC):
             return value
         if isinstance(value, enum.Enum):
             known = find_type(type_name(value)) is kind
-            what = f"a {type_text(value)} of a local class"
+            what = f"{name_with_article(value)} of a local class"
             return value if known else self._obstacle(path, what)
         if self._is_node(value):
             return self._node(value, path)
@@ -97,7 +97,7 @@ class Conversion(ABC):
         if nodes.is_partial(value):
             parts = [value.func, value.args, value.keywords]
             return {"@": "partial", "v": [self.value(part, path) for part in parts]}
-        return self._obstacle(path, f"a {type_text(value)} cannot be saved")
+        return self._obstacle(path, f"{name_with_article(value)} cannot be saved")
 
     def _record(self, value: Any, path: str) -> Any:
         made: dict[str, Any] = {"@": record_kind(value), "type": type_name(value)}
@@ -157,15 +157,10 @@ class Conversion(ABC):
             return {"@": "tuple", "v": [self._key(part, path) for part in key]}
         if type(key) in _PLAIN or isinstance(key, (np.generic, enum.Enum)):
             return self.value(key, path)
-        return self._obstacle(path, f"a {type_text(key)} cannot be saved as a key")
+        return self._obstacle(path, f"{name_with_article(key)} cannot be saved as a key")
 
     def _fields(self, value: dict[str, Any], path: str) -> dict[str, Any]:
         return {name: self.value(item, f"{path}[{name!r}]") for name, item in value.items()}
 
     def _obstacle(self, path: str, what: str) -> Any:
         self.obstacles.append(f"{path}: {what}")
-
-
-def type_text(value: Any) -> str:
-    """Return the name of a value's type for people."""
-    return type_name(value).replace(":", ".").removeprefix("builtins.")

@@ -16,13 +16,14 @@ from typing import Any
 
 from gymnasium import spaces
 
+from pyengine.capture.protocol import name_with_article
 from pyengine.capture.rngs import rng_kind
 from pyengine.integrations.gymnasium import nodes
 from pyengine.integrations.gymnasium.classes import attributes, is_python_class
 from pyengine.integrations.gymnasium.constants import Watch, class_values, digest
 from pyengine.integrations.gymnasium.rules import Rules, named
 from pyengine.integrations.gymnasium.simulators import ObstacleError
-from pyengine.integrations.gymnasium.values import Conversion, type_text
+from pyengine.integrations.gymnasium.values import Conversion
 
 _MAX_PATHS = 8
 
@@ -113,7 +114,7 @@ class Walk(Conversion):
             beside = named(self.rules.beside_methods, value)
             self._attributes(node, path, lambda name, _: name in beside)
         elif not is_python_class(type(value)):
-            self._obstacle(path, f"a {type_text(value)} is written in C: it may hide state")
+            self._obstacle(path, f"{name_with_article(value)} is written in C: it may hide state")
         elif isinstance(value, spaces.Space) and type(value).__module__.startswith("gymnasium."):
             node.state = repr(value)
             self._attributes(node, path, _is_of_space)

@@ -16,7 +16,7 @@ import torch
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from pyengine.capture.protocol import type_name
+from pyengine.capture.protocol import type_text
 from pyengine.errors import StateMismatchError
 
 _NOT_STATE = ("env", "device", "observation_space", "action_space")
@@ -39,7 +39,7 @@ class CopiedBuffer:
             excluded.add("infos")  # HerReplayBuffer makes them and leaves them empty
         held = {name: value for name, value in vars(buffer).items() if name not in excluded}
         self._names = [name for name, value in held.items() if _is_plain(value)]
-        name = type_name(buffer).replace(":", ".")
+        name = type_text(buffer)
         size = sum(_array_bytes(held[name]) for name in self._names)
         self.notes: tuple[str, ...] = (
             f"{name} is not a class whose rows can live in a ring: up to {size} bytes "
