@@ -37,7 +37,7 @@ class LoopDisk:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._base = tempfile.mkdtemp(prefix="pyengine-disk-", dir="/dev/shm")
+        self._base = tempfile.mkdtemp(prefix="loop-disk-", dir="/dev/shm")
         self._image = f"{self._base}/image"
         self.path = f"{self._base}/disk"
 

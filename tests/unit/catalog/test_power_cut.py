@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import struct
-import subprocess
 
 import pytest
+from crash.loop_disk import LoopDisk, why_not
 
 from pyengine.catalog import commit, lines, scan
 from pyengine.catalog.claim import claim_run
@@ -18,48 +17,24 @@ from pyengine.fs import door
 _FS_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root"),
-    pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="mkfs.ext4 is missing"),
-]
-
-
-class Disk:
-    """An ext4 image on a loop device whose power can be cut."""
-
-    def __init__(self, directory):
-        self.image = str(directory / "image")
-        self.path = str(directory / "disk")
-        os.mkdir(self.path)
-        with open(self.image, "wb") as file:
-            file.truncate(64 << 20)
-        subprocess.run(["mkfs.ext4", "-q", self.image], check=True)
-        self.mount()
-
-    def mount(self):
-        done = subprocess.run(
-            ["mount", "-o", "loop", self.image, self.path], capture_output=True, check=False
-        )
-        if done.returncode:
-            pytest.skip("loop mounts are not possible here")
-
-    def cut_power(self):
-        fd = os.open(self.path, os.O_RDONLY)
-        fcntl.ioctl(fd, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
-        os.close(fd)
-        self.unmount()
-        self.mount()
-
-    def unmount(self):
-        subprocess.run(["umount", self.path], check=True)
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def disk(tmp_path):
-    disk = Disk(tmp_path)
-    yield disk
-    disk.unmount()
+def disk():
+    reason = why_not("ext4")
+    if reason is not None:
+        pytest.skip(reason)
+    with LoopDisk("ext4") as disk:
+        yield disk
+
+
+def cut_power(disk):
+    """Shut the file system down without flushing anything, and mount it again."""
+    fd = os.open(disk.path, os.O_RDONLY)
+    fcntl.ioctl(fd, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    os.close(fd)
+    disk.remount()
 
 
 class CutBefore(Exception):
@@ -97,7 +72,7 @@ def test_commit_that_returned_survives_and_one_that_did_not_is_whole_or_absent(
     with claim_run(run_dir) as claim:
         line = lines.open_line(run_dir, claim.generation, parent=None, start_rows={}).id
         old = make.publish(run_dir, sequence=1, line=line, keep_last=1)
-    disk.cut_power()
+    cut_power(disk)
     assert scan.newest_restorable(run_dir).name == old.name
     assert verify_snapshot(old.path) == []
 
@@ -127,7 +102,7 @@ def test_commit_that_returned_survives_and_one_that_did_not_is_whole_or_absent(
             pass
         monkeypatch.undo()
         claim.release()
-        disk.cut_power()
+        cut_power(disk)
         newest = scan.newest_restorable(run_dir)
         assert newest.name == (manifest.name if visible else before.name)
         assert scan.scan_snapshots(run_dir).problems == ()
