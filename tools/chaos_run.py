@@ -158,7 +158,8 @@ def _supervised(plan: Plan, directory: Path) -> Iterator[subprocess.Popen[bytes]
     """Start the agent under its supervisor; neither outlives the block."""
     run_dir = directory / "disk" / "run"
     options: dict[str, Any] = {
-        "hang-timeout": plan.hang_timeout, "grace": 3, "backoff": 0.5, "backoff-max": 5,
+        "hang-timeout": plan.hang_timeout,
+        "start-timeout": plan.hang_timeout, "grace": 3, "backoff": 0.5, "backoff-max": 5,
         "log": directory / "supervisor.jsonl", "run": run_dir,
     }  # fmt: skip
     agent = {

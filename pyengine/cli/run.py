@@ -10,7 +10,7 @@ import os
 import sys
 
 from pyengine import config
-from pyengine.supervisor.settings import EXIT_CRASH_LOOP, EXIT_STUCK, Settings
+from pyengine.supervisor.settings import EXIT_CRASH_LOOP, EXIT_STUCK, START_SECONDS, Settings
 
 _EPILOG = f"""\
 exit status: the command's own (128 + signal) where it ended well, was stopped by a signal to
@@ -35,7 +35,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--hang-timeout",
         type=_seconds,
         metavar="S",
-        help="end and restart a command that neither writes nor ticks for S seconds (no limit)",
+        help="end and restart a command that neither writes nor ticks for S seconds (no limit) ...",
+    )
+    add(
+        "--start-timeout",
+        type=_seconds,
+        metavar="S",
+        help=f"... and before its first tick (the larger of --hang-timeout and {START_SECONDS:g})",
     )
     add(
         "--grace",
@@ -93,7 +99,7 @@ def run_command(options: argparse.Namespace) -> int:
     # Not before it is needed: other commands start faster without it.
     from pyengine.supervisor.supervise import Supervisor
 
-    wanted = {field.name for field in dataclasses.fields(Settings)} - {"command", "jitter"}
+    wanted = {field.name for field in dataclasses.fields(Settings)} - {"command", "jitter", "stuck"}
     settings = Settings(tuple(command), **{name: getattr(options, name) for name in wanted})
     if settings.log is not None:
         settings = dataclasses.replace(settings, log=os.path.abspath(settings.log))

@@ -199,7 +199,7 @@ class SnapshotEngine(Lifetime):
             return None
         step = settings.check_step(step)
         if self._lifeline is not None:
-            self._lifeline.beat(step)
+            self._lifeline.tick(step)
         stop = self._stop
         with self._turn(session):
             self._check_started(session)
@@ -332,7 +332,7 @@ class SnapshotEngine(Lifetime):
             lazy = () if eager or not report.rows else self._tracked.rings
             self._taker.start(report.global_step, lazy_rings=lazy)
         if self._lifeline is not None:
-            self._lifeline.beat(report.global_step or 0)
+            self._lifeline.restored(report.global_step)
         if report:
             logger.info("%s", report)
         return report

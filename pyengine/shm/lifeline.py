@@ -3,7 +3,7 @@
 A memfd of the supervisor, a page for its header and one for each trainer:
 
     page 0       magic, token
-    page 1 + i   u64: pid, start ticks, ticks, step, bytes of runs, bytes of report
+    page 1 + i   u64: pid, start ticks, signs of life, ticks, step, bytes of runs, bytes of report
                  at 64: generations by run directory, at 1088: the report, JSON objects both
 
 Who holds the lock on byte i of the file has slot i; the kernel frees it at death, and what the
@@ -11,6 +11,7 @@ slot says stays for the supervisor to read. Each process has one slot, whatever 
 makes. The address (`pid:fd:token` of the supervisor, in the environment) is opened through /proc,
 so that wrappers which close descriptors do no harm; where it leads nowhere, or to something else,
 the trainer runs as it would alone. A forked child lets go: it cannot make its parent look alive.
+The trainer holds a pidfd of the supervisor, by which it sees that it is alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import mmap
 import os
 import re
+import select
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +38,9 @@ SLOTS = 64
 LIFELINE_BYTES = (1 + SLOTS) * PAGE_BYTES
 
 _ADDRESS = re.compile(r"(\d{1,10}):(\d{1,7}):([0-9a-f]{32})", re.ASCII)
-_WORDS = struct.Struct("<6Q")
-_PID, _START, _TICKS, _STEP, _RUNS_BYTES, _REPORT_BYTES = range(6)
+_WORDS = struct.Struct("<7Q")
+_PID, _START, _SIGNS, _TICKS, _STEP, _RUNS_BYTES, _REPORT_BYTES = range(7)
+_NO_STEP = 2**64 - 1
 _RUNS_OFFSET = 64
 _REPORT_OFFSET = 1088
 _TEXT_MAX = 800
@@ -45,13 +48,17 @@ _TEXT_MAX = 800
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What a slot says: the process, how often it ticked, which generations it has claimed (by run
-    directory), and how it says it ended."""
+    """What a slot says: the process, its `signs` of life besides ticks (that it is there, that it
+    has restored, all of whoever had the slot before), how often it ticked, the step that it is at
+    (None: not known yet), which generations it has claimed (by run directory), and how it says it
+    ended."""
 
+    slot: int
     pid: int
     start_ticks: int
+    signs: int
     ticks: int
-    step: int
+    step: int | None
     runs: dict[str, int]
     report: dict[str, Any] | None
 
@@ -62,17 +69,23 @@ class Lifeline:
     In a forked child it is inert.
     """
 
-    def __init__(self, memory: mmap.mmap, slot: int, lock: OfdLock) -> None:
+    def __init__(self, memory: mmap.mmap, slot: int, lock: OfdLock, supervisor: int) -> None:
         self._lock = lock
+        self._supervisor = supervisor
+        self._poller = select.poll()
+        self._poller.register(supervisor, select.POLLIN)
         self._page: memoryview | None = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
         self._words: memoryview | None = self._page[: _WORDS.size].cast("Q")
         self._runs: dict[str, int] = {}
         self._write_text(_REPORT_OFFSET, _REPORT_BYTES, b"")
         self._write_text(_RUNS_OFFSET, _RUNS_BYTES, b"")
         status = process.read_status(os.getpid())
+        # That the slot's last owner ticked stays a sign of life; it says nothing about this one.
+        self._words[_SIGNS] += self._words[_TICKS] + 1
+        self._words[_TICKS] = 0
+        self._words[_STEP] = _NO_STEP
         self._words[_START] = status.start_ticks if status else 0
         self._words[_PID] = os.getpid()
-        self._words[_TICKS] += 1
         register_for_child(self)
 
     @classmethod
@@ -82,21 +95,38 @@ class Lifeline:
         if match is None:
             return None
         path = f"/proc/{match[1]}/fd/{match[2]}"
+        pidfd = -1
         with contextlib.suppress(OSError, ValueError):
+            # Before the token proves that the number is still the supervisor's.
+            pidfd = os.pidfd_open(int(match[1]))
             memory = _map(path)
             is_ours = memory[: len(MAGIC) + TOKEN_BYTES] == MAGIC + bytes.fromhex(match[3])
             for slot in range(SLOTS if is_ours else 0):
                 lock = OfdLock.try_acquire(path, slot)
                 if lock is not None:
-                    return cls(memory, slot, lock)
+                    return cls(memory, slot, lock, pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
         return None
 
-    def beat(self, step: int) -> None:
+    @property
+    def is_alone(self) -> bool:
+        """Whether the supervisor has ended; one system call."""
+        return self._words is not None and bool(self._poller.poll(0))
+
+    def tick(self, step: int) -> None:
         """Say that a tick was made."""
         words = self._words
         if words is not None:
             words[_TICKS] += 1
             words[_STEP] = step
+
+    def restored(self, step: int | None) -> None:
+        """Say that a restore is over, and at which step training goes on (None: at its begin)."""
+        words = self._words
+        if words is not None:
+            words[_SIGNS] += 1
+            words[_STEP] = _NO_STEP if step is None else step
 
     def add_run(self, run_dir: str, generation: int) -> None:
         """Say which run this process has claimed as which generation, besides those before."""
@@ -124,6 +154,16 @@ class Lifeline:
 
     def _after_fork_in_child(self) -> None:
         self._page = self._words = None
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._supervisor = self._supervisor, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end
+            self._close()
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -166,10 +206,12 @@ def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:
             report = _read_text(page, _REPORT_OFFSET, words[_REPORT_BYTES])
             found.append(
                 SlotView(
+                    slot=slot,
                     pid=words[_PID],
                     start_ticks=words[_START],
+                    signs=words[_SIGNS],
                     ticks=words[_TICKS],
-                    step=words[_STEP],
+                    step=None if words[_STEP] == _NO_STEP else words[_STEP],
                     runs=_generations(runs),
                     report=report if isinstance(report, dict) else None,
                 )

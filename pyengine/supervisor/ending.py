@@ -17,10 +17,10 @@ from enum import IntEnum
 
 from pyengine.supervisor.command import Command
 from pyengine.supervisor.journal import Journal
+from pyengine.supervisor.settings import Settings
 from pyengine.supervisor.watch import Watch
 
 _SECOND_SECONDS = 5.0
-_STUCK_SECONDS = 30.0
 
 
 class Stage(IntEnum):
@@ -35,17 +35,20 @@ class Stage(IntEnum):
 class Ending:
     """The end of one start of the command, once somebody wants it."""
 
-    def __init__(self, command: Command, watch: Watch, journal: Journal, grace: float) -> None:
+    def __init__(
+        self, command: Command, watch: Watch, journal: Journal, settings: Settings
+    ) -> None:
         self._command = command
         self._watch = watch
         self._journal = journal
-        self._grace = grace
+        self._grace = settings.grace
+        self._stuck = settings.stuck
         self._deadline: float | None = None
         self.stage = Stage.NONE
 
     @property
     def is_stuck(self) -> bool:
-        """Whether not even SIGKILL has ended the command, 30 s after it was sent."""
+        """Whether not even SIGKILL has ended the command in the time that it gets."""
         return self.stage == Stage.KILLED and self._is_over()
 
     @property
@@ -77,7 +80,7 @@ class Ending:
     def kill(self, why: str) -> None:
         """SIGKILL to the group."""
         self.stage = Stage.KILLED
-        self._deadline = time.monotonic() + _STUCK_SECONDS
+        self._deadline = time.monotonic() + self._stuck
         self._command.signal_group(signal.SIGKILL)
         self._note(signal.SIGKILL, "the group", why)
 

@@ -3,6 +3,10 @@
 A death after which a newer snapshot is there has cost little: the next pause is short, and the
 count begins anew. Deaths that bring none double the pause, and `crash_limit` of them within
 `crash_window` seconds are a crash loop: the next start would die as well.
+
+A start that was ended as hung before its second tick has shown nothing, whatever snapshot its
+ending brought: a bound that is too short gets one step out of each start, for ever. Such a death is
+in vain, and never too long ago, for the bound alone may be as long as the window.
 """
 
 from __future__ import annotations
@@ -31,30 +35,49 @@ class Enough:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A start that was ended as hung, after no tick or one; `bound` is the option that says when,
+    with its value."""
+
+    ticks: int
+    bound: str
+
+
+@dataclass(frozen=True, slots=True)
+class _InVain:
+    at: float
+    stall: Stall | None
+
+
 class Restarts:
     """The deaths of one supervised command so far."""
 
     def __init__(self, settings: Settings, *, chance: Callable[[], float] = random.random) -> None:
         self._settings = settings
         self._chance = chance
-        self._in_vain: list[float] = []
+        self._in_vain: list[_InVain] = []
         self.count = 0
         """How many restarts were granted."""
 
-    def died(self, now: float, words: str, *, has_new_snapshot: bool) -> Again | Enough:
+    def died(
+        self, now: float, words: str, *, has_new_snapshot: bool, stall: Stall | None = None
+    ) -> Again | Enough:
         """Take note of a death at `now` (seconds of any steady clock) and decide."""
         settings = self._settings
-        if has_new_snapshot:
+        if has_new_snapshot and stall is None:
             self._in_vain.clear()
         else:
-            self._in_vain.append(now)
-        recent = [at for at in self._in_vain if now - at <= settings.crash_window]
+            self._in_vain.append(_InVain(now, stall))
+        recent = [
+            death
+            for death in self._in_vain
+            if death.stall is not None or now - death.at <= settings.crash_window
+        ]
         if len(recent) >= settings.crash_limit:
-            return Enough(
-                "crash loop",
-                f"{len(recent)} deaths within {now - recent[0]:.0f} s without a new snapshot "
-                f"(--crash-limit {settings.crash_limit}); the last by {words}",
-            )
+            why = _why(recent, now)
+            limit = f"--crash-limit {settings.crash_limit}"
+            return Enough("crash loop", f"{why} ({limit}); the last by {words}")
         if settings.max_restarts is not None and self.count >= settings.max_restarts:
             return Enough(
                 "restarts used up",
@@ -64,3 +87,15 @@ class Restarts:
         doublings = min(max(0, len(self._in_vain) - 1), 30)
         pause = min(settings.backoff * 2**doublings, settings.backoff_max)
         return Again(pause * (1 + settings.jitter * self._chance()), len(self._in_vain))
+
+
+def _why(deaths: list[_InVain], now: float) -> str:
+    stalls = [death.stall for death in deaths if death.stall is not None]
+    if not stalls:
+        return f"{len(deaths)} deaths within {now - deaths[0].at:.0f} s without a new snapshot"
+    tick = "first" if stalls[-1].ticks == 0 else "second"
+    return (
+        f"{len(deaths)} deaths in a row brought training no further, {len(stalls)} of them starts "
+        f"that were ended as hung, the last before its {tick} tick: where it needs longer than "
+        f"{stalls[-1].bound}, say so by that option"
+    )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from pyengine import config
 
+START_SECONDS = 600.0
+"""The least time that a start is given before its first tick, where nothing else was said."""
+
 EXIT_CRASH_LOOP = 70
 """Too many deaths in a row without a new snapshot."""
 
@@ -17,15 +20,18 @@ EXIT_STUCK = 72
 class Settings:
     """One call of `pyengine run`; seconds are seconds.
 
-    A None of `max_restarts` or `hang_timeout` means: no limit. `run_dir` and `log` are learned from
-    the trainer where they are None. Pauses between restarts begin with `backoff`, double with each
-    death that brought no new snapshot, up to `backoff_max`, and are stretched by a random part of
-    up to `jitter`. `crash_limit` such deaths within `crash_window` are a crash loop.
+    A None of `max_restarts` or `hang_timeout` means: no limit. `hang_timeout` holds between two
+    ticks, `start_bound` before the first one. `run_dir` and `log` are learned from the trainer
+    where they are None. SIGKILL gets `stuck` to end the command. Pauses between restarts begin with
+    `backoff`, double with each death that brought no new snapshot, up to `backoff_max`, and are
+    stretched by a random part of up to `jitter`. `crash_limit` such deaths within `crash_window`
+    are a crash loop, and so are as many in a row of starts that hung before their second tick.
     """
 
     command: tuple[str, ...]
     max_restarts: int | None = None
     hang_timeout: float | None = None
+    start_timeout: float | None = None
     grace: float = config.STOP_GRACE_SECONDS
     run_dir: str | None = None
     log: str | None = None
@@ -34,6 +40,15 @@ class Settings:
     jitter: float = 0.25
     crash_limit: int = 5
     crash_window: float = 1800.0
+    stuck: float = 30.0
+
+    @property
+    def start_bound(self) -> float | None:
+        """The longest silence before the first tick: `start_timeout`, else the larger of
+        `hang_timeout` and 600 s; None: no limit."""
+        if self.start_timeout is not None or self.hang_timeout is None:
+            return self.start_timeout
+        return max(self.hang_timeout, START_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

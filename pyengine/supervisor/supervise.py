@@ -33,7 +33,7 @@ from pyengine.supervisor.faults import Death, classify, told
 from pyengine.supervisor.inbox import SignalInbox
 from pyengine.supervisor.journal import Journal
 from pyengine.supervisor.liveness import Liveness
-from pyengine.supervisor.restarts import Again, Enough, Restarts
+from pyengine.supervisor.restarts import Again, Enough, Restarts, Stall
 from pyengine.supervisor.settings import EXIT_CRASH_LOOP, EXIT_STUCK, Settings, Summary
 from pyengine.supervisor.watch import Probe, Watch, is_there, probe
 
@@ -41,11 +41,21 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
+class _Hang:
+    """What was known of a command when it was ended for doing nothing; `bound` is the option that
+    said when, with its value."""
+
+    ticks: int
+    has_trainers: bool
+    bound: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Over:
-    """How one start ended; `is_hung`: by us, for it did nothing."""
+    """How one start ended; `hang`: by us, for it did nothing."""
 
     death: Death
-    is_hung: bool
+    hang: _Hang | None
     seconds: float
     report: dict[str, Any] | None
     step: int | None
@@ -99,7 +109,7 @@ class Supervisor:
             if over is None:
                 reason = "SIGKILL was sent, and the command is still there: it waits in the kernel"
                 return self._summary("stuck", reason, EXIT_STUCK)
-            if self._stop is not None or (over.death.exit_status == 0 and not over.is_hung):
+            if self._stop is not None or (over.death.exit_status == 0 and over.hang is None):
                 return self._end_well(over)
             decision = self._judge(over)
             if isinstance(decision, Enough):
@@ -123,8 +133,8 @@ class Supervisor:
     def _see_through(self, inbox: SignalInbox, command: Command, watch: Watch) -> _Over | None:
         """Watch a command to its end and clear up after it; None: it cannot be ended."""
         began = time.monotonic()
-        ending = Ending(command, watch, self._journal, self._settings.grace)
-        is_hung = self._attend(inbox, command, watch, ending)
+        ending = Ending(command, watch, self._journal, self._settings)
+        hang = self._attend(inbox, command, watch, ending)
         death = command.death
         if death is None:
             return None
@@ -134,34 +144,48 @@ class Supervisor:
         if left:
             self._journal.note("cleared", pids=left)
         report, step = watch.last_word()
-        return _Over(death, is_hung, time.monotonic() - began, report, step, runs)
+        return _Over(death, hang, time.monotonic() - began, report, step, runs)
 
-    def _attend(self, inbox: SignalInbox, command: Command, watch: Watch, ending: Ending) -> bool:
-        """Watch until the command has ended, or cannot be; return whether it hung."""
-        liveness = Liveness(time.monotonic(), self._settings.hang_timeout)
-        is_hung = False
+    def _attend(
+        self, inbox: SignalInbox, command: Command, watch: Watch, ending: Ending
+    ) -> _Hang | None:
+        """Watch until the command has ended, or cannot be; return how it hung, if it did."""
+        settings = self._settings
+        liveness = Liveness(time.monotonic(), settings.start_bound, settings.hang_timeout)
+        hang = None
         while command.death is None and not ending.is_stuck:
             waits = [liveness.interval, ending.remaining_seconds]
             _wait([inbox.fd, command.pidfd], min(wait for wait in waits if wait is not None))
             for number in self._signals(inbox, command.pid):
                 ending.ask(number)
-            signs = (command.received_bytes, watch.beats())
-            hangs = liveness.look(time.monotonic(), *signs) and not command.is_blocked
-            if hangs and ending.stage == Stage.NONE and command.death is None:
-                is_hung = True
-                silent = round(liveness.silent_seconds, 3)
-                trainers = len(watch.trainers())
-                self._journal.note("hang", silent_seconds=silent, trainers=trainers)
-                logger.warning(
-                    "no output and no tick for %.1f s%s: the command is ended",
-                    silent,
-                    "" if trainers else " (no engine has reported, so only output was seen)",
-                )
+            signs, ticks = (command.received_bytes, watch.beats()), watch.ticks()
+            hangs = liveness.look(time.monotonic(), *signs, has_ticked=ticks > 0)
+            is_free = ending.stage == Stage.NONE and not command.is_blocked
+            if hangs and is_free and command.death is None:
+                hang = self._note_hang(liveness.silent_seconds, ticks, len(watch.trainers()))
                 ending.tell("hang")
             ending.go_on()
             if not self._runs:
                 self._learn(watch.runs())
-        return is_hung
+        return hang
+
+    def _note_hang(self, silent_seconds: float, ticks: int, trainers: int) -> _Hang:
+        settings = self._settings
+        option, seconds = ("--hang-timeout", settings.hang_timeout)
+        if ticks == 0:
+            option, seconds = ("--start-timeout", settings.start_bound)
+        bound = f"{option} {seconds:g}"
+        silent = round(silent_seconds, 3)
+        self._journal.note(
+            "hang", silent_seconds=silent, trainers=trainers, ticks=ticks, bound=bound
+        )
+        logger.warning(
+            "no output and no tick for %.1f s (%s%s): the command is ended",
+            silent,
+            bound,
+            "" if trainers else "; no engine has reported, so only output was seen",
+        )
+        return _Hang(ticks, trainers > 0, bound)
 
     def _signals(self, inbox: SignalInbox, command_pid: int) -> list[int]:
         """Take in signals; return those that ask for the end, in the form the command gets."""
@@ -183,7 +207,7 @@ class Supervisor:
         fault = classify(
             over.death,
             over.report,
-            is_hung=over.is_hung,
+            is_hung=over.hang is not None,
             is_reachable=found.unreachable is None,
         )
         words = told(over.death, fault, over.report)
@@ -204,7 +228,13 @@ class Supervisor:
             newest_snapshot=self._newest_text(),
             has_new_snapshot=has_new,
         )
-        decision = self._restarts.died(time.monotonic(), words, has_new_snapshot=has_new)
+        hang = over.hang
+        # Of trainers that report to nobody, what they saved is all that is known.
+        is_stall = hang is not None and (hang.ticks < 2 if hang.has_trainers else not has_new)
+        stall = Stall(hang.ticks, hang.bound) if hang is not None and is_stall else None
+        decision = self._restarts.died(
+            time.monotonic(), words, has_new_snapshot=has_new, stall=stall
+        )
         if isinstance(decision, Again):
             logger.warning(
                 "the command died after %.1f s, %s; restart %d in %.1f s",

@@ -19,6 +19,7 @@ from typing import Any
 from pyengine.catalog import scan
 from pyengine.format.names import SnapshotName
 from pyengine.fs import process
+from pyengine.fs.locks import is_locked
 from pyengine.shm import lifeline
 from pyengine.shm.lifeline import SlotView
 from pyengine.supervisor.bounded import call_within
@@ -52,15 +53,22 @@ class Watch:
         return lifeline.read_slots(self._memory)
 
     def beats(self) -> int:
-        """Return a number that changes with every tick of any trainer."""
-        return sum(trainer.ticks for trainer in self.trainers())
+        """Return a number that changes with every sign of life of any trainer, ticks above all."""
+        return sum(trainer.signs + trainer.ticks for trainer in self.trainers())
+
+    def ticks(self) -> int:
+        """Return how often the trainer that got furthest has ticked, of those that live: a wrapper
+        may have started a new one in place of one that died."""
+        path = f"/proc/self/fd/{self._fd}"
+        living = (t for t in self.trainers() if t.ticks and is_locked(path, t.slot))
+        return max((trainer.ticks for trainer in living), default=0)
 
     def last_word(self) -> tuple[dict[str, Any] | None, int | None]:
         """Return the exception that a trainer named (the first slot's that did), and the step of
         the last tick; None where nobody said."""
         trainers = self.trainers()
         reports = [trainer.report for trainer in trainers if trainer.report is not None]
-        steps = [trainer.step for trainer in trainers if trainer.ticks > 1]
+        steps = [trainer.step for trainer in trainers if trainer.step is not None]
         return (reports[0] if reports else None), max(steps, default=None)
 
     def runs(self) -> dict[str, int]:

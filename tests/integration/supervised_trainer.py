@@ -43,7 +43,7 @@ def hang_beside_a_lively_fork(step: int) -> None:
             while True:
                 lifeline = engine._lifeline
                 assert lifeline is not None
-                lifeline.beat(step)
+                lifeline.tick(step)
                 threading.Event().wait(0.01)
         subprocess.Popen(["sleep", "1000"])
         threading.Event().wait()
@@ -52,6 +52,22 @@ def hang_beside_a_lively_fork(step: int) -> None:
 def tick_silently(step: int) -> None:
     """Longer than any hang timeout of the tests in all, and never as long between two ticks."""
     threading.Event().wait(0.4)
+
+
+def start_too_slowly(step: int | None) -> None:
+    """Before the first tick take longer than any bound: until asked to end."""
+    if step is None:
+        with open(marker, "w"):
+            pass
+        while not engine.stop_requested:
+            threading.Event().wait(0.02)
+
+
+def tick_on_quietly(step: int) -> None:
+    """For ever, with one word when that has begun."""
+    if step == 3:
+        print("ticking", flush=True)
+    threading.Event().wait(0.02)
 
 
 def no_space(step: int) -> None:
@@ -87,14 +103,16 @@ MODES: dict[str, Callable[[int], None]] = {
 if __name__ == "__main__":
     run_dir, mode = sys.argv[1:3]
     marker = run_dir + ".marker"
-    is_quiet = mode == "tick_silently"
-    steps = 10**9 if mode == "forever" else STEPS
+    is_quiet = mode in ("tick_silently", "tick_on_quietly")
+    steps = 10**9 if mode in ("forever", "tick_on_quietly") else STEPS
     counters = {"steps": 0}
     engine = pyengine.SnapshotEngine(run_dir)
     engine.track(counters=counters)
     report = engine.restore()
     if not is_quiet:
         print(f"start {report.next_step} {counters['steps']}", flush=True)
+    if mode == "start_too_slowly":
+        start_too_slowly(None)
     for step in range(report.next_step, steps):
         counters["steps"] += 1
         engine.tick(step)

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import silent_disk
 from processes import await_end, await_writers_end, committed, marked_processes, writers
+from silent_disk import SilentDisk
 
 import pyengine
+from pyengine.supervisor.settings import EXIT_STUCK
 
 TRAINER = str(Path(__file__).with_name("supervised_trainer.py"))
 QUICK = ("--backoff", "0.05")
@@ -99,7 +102,8 @@ def test_a_killed_trainer_goes_on_from_its_newest_snapshot(
 def test_a_hanging_trainer_is_ended_and_started_again(supervise: Supervise, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = supervise(
-        *QUICK, "--hang-timeout", 6, "--grace", 0.5, *trainer(run, "hang_beside_a_lively_fork")
+        *(*QUICK, "--hang-timeout", 2, "--grace", 0.5),
+        *trainer(run, "hang_beside_a_lively_fork"),
     )
     out, err = child.communicate(timeout=110)
     assert child.returncode == 0, err
@@ -107,16 +111,14 @@ def test_a_hanging_trainer_is_ended_and_started_again(supervise: Supervise, tmp_
     (death,) = events(run, "died")
     assert (death["fault"], death["step"]) == ("hang", 2)
     (hang,) = events(run, "hang")
-    assert hang["trainers"] == 1
-    assert 6 <= hang["silent_seconds"] < 8
+    assert (hang["trainers"], hang["ticks"]) == (1, 3)
+    assert 2 <= hang["silent_seconds"] < 4
     assert [event["signal"] for event in events(run, "signalled")] == ["SIGTERM", "SIGKILL"]
 
 
 def test_silent_ticks_are_a_sign_of_life(supervise: Supervise, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    # Until the first tick the interpreter starts and imports; output counts then.
-    script = f"echo begin; exec {sys.executable} {TRAINER} {run} tick_silently"
-    child = supervise("--hang-timeout", 2.5, *QUICK, "--", "sh", "-c", script)
+    child = supervise("--hang-timeout", 2.5, *QUICK, *trainer(run, "tick_silently"))
     _, err = child.communicate(timeout=100)
     assert child.returncode == 0, err
     assert events(run, "hang") == []
@@ -127,12 +129,52 @@ def test_a_cleaned_environment_leaves_output_as_the_sign_of_life(
 ) -> None:
     run = tmp_path / "run"
     command = ["env", "-u", "PYENGINE_LIFELINE", sys.executable, TRAINER, str(run), "hang_once"]
-    child = supervise(*QUICK, "--hang-timeout", 6, "--grace", 0.5, "--run", run, "--", *command)
+    bounds = ("--hang-timeout", 2, "--start-timeout", 6, "--grace", 0.5)
+    child = supervise(*QUICK, *bounds, "--run", run, "--", *command)
     out, err = child.communicate(timeout=110)
     assert child.returncode == 0, err
     assert "start 3 3" in out
     assert "only output was seen" in err
-    assert events(run, "hang")[0]["trainers"] == 0
+    hang = events(run, "hang")[0]
+    assert (hang["trainers"], hang["bound"]) == (0, "--start-timeout 6"), "no tick can be seen"
+
+
+def test_starts_that_are_ended_before_their_first_tick_are_a_crash_loop_though_each_saves_a_step(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    # Output lets the imports be as slow as they like; the silence after them is too long.
+    marker = f"{run}.marker"
+    script = (
+        f"rm -f {marker}; (while [ ! -e {marker} ]; do echo .; sleep 0.1; done) & "
+        f"exec {sys.executable} {TRAINER} {run} start_too_slowly"
+    )
+    bounds = ("--hang-timeout", 60, "--start-timeout", 1.2)
+    child = supervise(*QUICK, "--crash-limit", 2, *bounds, "--", "sh", "-c", script)
+    _, err = child.communicate(timeout=110)
+    assert child.returncode == 70, err
+    (end,) = events(run, "ended")
+    assert end["result"] == "crash loop"
+    assert "before its first tick" in end["reason"]
+    assert "--start-timeout 1.2" in end["reason"]
+    deaths = events(run, "died")
+    assert [(death["fault"], death["has_new_snapshot"]) for death in deaths] == [("hang", True)] * 2
+    assert len(committed(run)) == 2
+
+
+def test_a_trainer_whose_supervisor_was_killed_ends_in_one_snapshot(
+    supervise: Supervise, token: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    child = supervise(*trainer(run, "tick_on_quietly"))
+    await_line(child, "ticking")
+    child.kill()
+    for pid in marked_processes(token):
+        await_end(pid)
+    (name,) = committed(run)
+    assert f"{name:.13}" > "step-00000003", "that of the tick that ended it"
+    with pyengine.SnapshotEngine(run) as engine:
+        assert engine.generation == 2, "the run is free again"
 
 
 def test_a_crash_loop_stops_with_a_reason_and_a_status_of_its_own(
@@ -329,6 +371,39 @@ def test_as_pid_1_it_reaps_orphans_and_lets_the_writer_drain(token: str, tmp_pat
     assert [death["step"] for death in events(run, "died")] == [2, 5]
     assert len(committed(run)) == 2
     assert marked_processes(token) == []
+
+
+@pytest.mark.root
+@pytest.mark.skipif(silent_disk.why_not() is not None, reason=str(silent_disk.why_not()))
+def test_what_not_even_sigkill_ends_is_left_with_a_status_of_its_own(
+    token: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    script = (
+        "import sys\n"
+        "from pyengine.supervisor.settings import Settings\n"
+        "from pyengine.supervisor.supervise import Supervisor\n"
+        "settings = Settings(('stat', sys.argv[1]), start_timeout=1.0, grace=0.2, stuck=0.5,\n"
+        "                    log=sys.argv[2])\n"
+        "sys.exit(Supervisor(settings).run().exit_status)\n"
+    )
+    with SilentDisk(tmp_path / "disk") as disk:
+        command = [sys.executable, "-c", script, str(disk.path / "run"), str(log)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert disk.asked.is_set()
+        assert done.returncode == EXIT_STUCK == 72, done.stderr
+        (pid,) = marked_processes(token)
+        with open(f"/proc/{pid}/stat") as file:
+            assert file.read().split()[2] == "D", "it waits in the kernel"
+    await_end(pid)
+    assert "still there" in done.stderr
+    with open(log) as file:
+        found = [json.loads(line) for line in file]
+    assert [event["signal"] for event in found if event["event"] == "signalled"] == [
+        "SIGTERM",
+        "SIGKILL",
+    ]
+    assert (found[-1]["event"], found[-1]["result"]) == ("ended", "stuck")
 
 
 def test_what_cannot_be_started_is_named(supervise: Supervise) -> None:

@@ -25,8 +25,8 @@ def test_a_trainer_is_seen_with_its_ticks_runs_and_last_word(watch):
     assert watch.trainers() == []
     lifeline = Lifeline.attach()
     before = watch.beats()
-    lifeline.beat(41)
-    lifeline.beat(42)
+    lifeline.tick(41)
+    lifeline.tick(42)
     lifeline.add_run("/runs/a", 3)
     lifeline.add_run("/runs/b", 1)
     lifeline.add_run("/runs/a", 4)
@@ -36,6 +36,43 @@ def test_a_trainer_is_seen_with_its_ticks_runs_and_last_word(watch):
     assert watch.runs() == {"/runs/a": 4, "/runs/b": 1}
     report, step = watch.last_word()
     assert (report["type"], step) == ("ValueError", 42)
+
+
+def test_a_slots_next_owner_has_not_ticked_yet_and_is_a_sign_of_life(watch):
+    code = (
+        "from pyengine.shm.lifeline import Lifeline\n"
+        "line = Lifeline.attach(); line.tick(7); line.tick(8)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert [trainer.ticks for trainer in watch.trainers()] == [2]
+    assert watch.ticks() == 0, "it is dead"
+    before = watch.beats()
+    lifeline = Lifeline.attach()
+    (seen,) = watch.trainers()
+    assert (seen.pid, seen.ticks, seen.step) == (os.getpid(), 0, None)
+    assert watch.beats() > before
+    before = watch.beats()
+    lifeline.restored(9)
+    assert watch.beats() > before
+    assert (watch.ticks(), watch.last_word()[1]) == (0, 9)
+    lifeline.tick(10)
+    assert (watch.ticks(), watch.last_word()[1]) == (1, 10)
+
+
+def test_a_trainer_sees_that_its_supervisor_has_ended(monkeypatch):
+    code = (
+        "import sys; from pyengine.supervisor.watch import Watch\n"
+        "watch = Watch(); print(watch.address, flush=True); sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as supervisor:
+        monkeypatch.setenv("PYENGINE_LIFELINE", supervisor.stdout.readline().strip())
+        lifeline = Lifeline.attach()
+        assert not lifeline.is_alone
+        supervisor.kill()
+        supervisor.wait(30)
+        assert lifeline.is_alone
+        lifeline.tick(1)  # its memory is there for whoever has mapped it
 
 
 def test_a_long_chain_of_errors_is_still_a_report(watch):
@@ -52,7 +89,7 @@ def test_a_long_chain_of_errors_is_still_a_report(watch):
 def test_each_process_has_a_slot_and_a_dead_ones_is_used_again(watch):
     code = (
         "import sys; from pyengine.shm.lifeline import Lifeline\n"
-        "line = Lifeline.attach(); line.beat(7); line.add_run('/x', 2); print('on', flush=True)\n"
+        "line = Lifeline.attach(); line.tick(7); line.add_run('/x', 2); print('on', flush=True)\n"
         "sys.stdin.read()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -71,7 +108,7 @@ def test_each_process_has_a_slot_and_a_dead_ones_is_used_again(watch):
     lifeline = Lifeline.attach()
     assert len(watch.trainers()) == 2
     assert os.getpid() in {trainer.pid for trainer in watch.trainers()}
-    lifeline.beat(1)
+    lifeline.tick(1)
 
 
 def test_a_forked_child_cannot_make_its_parent_look_alive(watch):
@@ -80,11 +117,11 @@ def test_a_forked_child_cannot_make_its_parent_look_alive(watch):
     pid = os.fork()
     if pid == 0:
         for step in range(100):
-            lifeline.beat(step)
+            lifeline.tick(step)
         os._exit(0)
     os.waitpid(pid, 0)
     assert watch.beats() == before
-    lifeline.beat(0)
+    lifeline.tick(0)
     assert watch.beats() == before + 1
 
 

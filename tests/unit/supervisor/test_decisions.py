@@ -10,7 +10,7 @@ from pyengine import errors
 from pyengine.shm.lifeline import describe_error
 from pyengine.supervisor.faults import Death, classify, told
 from pyengine.supervisor.liveness import Liveness
-from pyengine.supervisor.restarts import Again, Enough, Restarts
+from pyengine.supervisor.restarts import Again, Enough, Restarts, Stall
 from pyengine.supervisor.settings import Settings
 
 EXITED = Death(1, None)
@@ -112,9 +112,73 @@ def test_restarts_are_counted_whatever_they_brought():
     assert (end.result, restarts.count) == ("restarts used up", 2)
 
 
+STALL = Stall(0, "--start-timeout 600")
+
+
+def test_starts_ended_before_they_got_going_are_a_crash_loop_whatever_they_saved():
+    restarts = _restarts(crash_limit=3, crash_window=10.0)
+    restarts.died(0.0, "hang", has_new_snapshot=True, stall=STALL)
+    second = restarts.died(700.0, "hang", has_new_snapshot=True, stall=STALL)
+    assert isinstance(second, Again)
+    assert second.in_vain == 2
+    end = restarts.died(1400.0, "hang: exit status 143", has_new_snapshot=True, stall=STALL)
+    assert isinstance(end, Enough)
+    assert end.result == "crash loop"
+    assert "3 deaths in a row brought training no further" in end.reason
+    assert "before its first tick" in end.reason
+    assert "--start-timeout 600" in end.reason
+
+
+def test_the_bound_between_ticks_is_named_where_it_ended_the_last_start():
+    restarts = _restarts(crash_limit=2)
+    restarts.died(0.0, "hang", has_new_snapshot=True, stall=STALL)
+    bound = Stall(1, "--hang-timeout 60")
+    end = restarts.died(1.0, "hang", has_new_snapshot=True, stall=bound)
+    assert isinstance(end, Enough)
+    assert "before its second tick" in end.reason
+    assert "--hang-timeout 60" in end.reason
+
+
+def test_a_death_that_got_further_forgives_starts_that_did_not():
+    restarts = _restarts(crash_limit=3, crash_window=10.0)
+    for at in range(0, 9000, 1500):
+        for later in (0.0, 600.0):
+            again = restarts.died(at + later, "hang", has_new_snapshot=False, stall=STALL)
+            assert isinstance(again, Again)
+        assert isinstance(restarts.died(at + 700.0, "x", has_new_snapshot=True), Again)
+
+
+def test_starts_that_hang_and_other_deaths_add_up():
+    restarts = _restarts(crash_limit=3, crash_window=10.0)
+    restarts.died(0.0, "hang", has_new_snapshot=True, stall=STALL)
+    restarts.died(600.0, "exit", has_new_snapshot=False)
+    restarts.died(700.0, "exit", has_new_snapshot=False)
+    end = restarts.died(701.0, "exit", has_new_snapshot=False)
+    assert isinstance(end, Enough), "the first one never gets too old, the second one has"
+    assert "1 of them" in end.reason
+
+
+def test_a_start_has_as_long_as_a_hang_and_at_least_ten_minutes():
+    bounds = [(None, None), (60.0, None), (900.0, None), (60.0, 5.0), (None, 5.0)]
+    found = [Settings((), hang_timeout=h, start_timeout=s).start_bound for h, s in bounds]
+    assert found == [None, 600.0, 900.0, 5.0, 5.0]
+
+
 def _watched(timeout, times, signs):
-    liveness = Liveness(0.0, timeout)
-    return [liveness.look(at, sign) for at, sign in zip(times, signs, strict=True)]
+    liveness = Liveness(0.0, None, timeout)
+    pairs = zip(times, signs, strict=True)
+    return [liveness.look(at, sign, has_ticked=True) for at, sign in pairs]
+
+
+def test_before_the_first_tick_the_bound_of_the_start_holds():
+    liveness = Liveness(0.0, 4.0, 1.0)
+    times = [0.4 * n for n in range(1, 12)]
+    assert [liveness.look(at, 1, has_ticked=False) for at in times] == [False] * 10 + [True]
+    assert not liveness.look(4.5, 2, has_ticked=True), "a tick is a sign of life"
+    assert [liveness.look(at, 2, has_ticked=True) for at in (5.0, 5.6)] == [False, True]
+    # A wrapper has started a new trainer: its start has its own bound again.
+    assert not liveness.look(6.0, 3, has_ticked=False)
+    assert not liveness.look(8.0, 3, has_ticked=False)
 
 
 def test_silence_is_a_hang_and_any_change_is_a_sign_of_life():
