@@ -27,7 +27,7 @@ from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
 from pyengine.engine.session import Session
 from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopped
-from pyengine.engine.supervised import lifeline_of_process
+from pyengine.engine.supervised import lifeline_of_process, tell_supervisor
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
@@ -199,7 +199,7 @@ class SnapshotEngine(Lifetime):
             return None
         step = settings.check_step(step)
         if self._lifeline is not None:
-            self._lifeline.tick(step)
+            tell_supervisor(self._lifeline, step)
         stop = self._stop
         with self._turn(session):
             self._check_started(session)
