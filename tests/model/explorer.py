@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from protocol import Broken, Limits, Protocol, State, first_state
+from invariants import check, check_end
+from protocol import Protocol
+from words import Broken, Limits, State, first_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ def explore(limits: Limits, broken: frozenset[str] = frozenset()) -> Found:
     while waiting:
         state = waiting.popleft()
         try:
-            protocol.check(state)
+            check(state)
             after = list(protocol.steps(state))
             if not any(name != "trainer: dies" for name, _ in after):
                 # The trainer has closed or is dead, and the writer has nothing left to do.
                 ends += 1
-                protocol.check_end(state)
+                check_end(state)
         except Broken as error:
             trace = _trace(came_from, state)
             return Found(len(came_from), steps, ends, False, str(error), trace)

@@ -9,7 +9,7 @@ import os
 
 import pytest
 from explorer import explore
-from protocol import RULES, SWAPS, Limits
+from words import RULES, SWAPS, Limits
 
 STAGING_REUSE = Limits(rows=4, cuts=2, writer_deaths=1, failures=0, cancels=1, trainer_dies=False)
 SLOT_REUSE = Limits(rows=6, cuts=1, writer_deaths=0, failures=1, cancels=1, trainer_dies=False)

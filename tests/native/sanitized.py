@@ -35,7 +35,7 @@ def build(tmp_path: Path) -> Build:
             flags.append("-fno-sanitize-recover=all")
         _check_sanitizer(compiler, flags, tmp_path, sanitizer)
         target = tmp_path / f"{program}-{sanitizer.replace(',', '-')}"
-        units = [HERE / "world.c", HERE / f"{program}.c", *sorted(core.glob("*.c"))]
+        units = [HERE / "world.c", *sorted(HERE.glob(f"{program}*.c")), *sorted(core.glob("*.c"))]
         warnings = WARNINGS if core == CORE else NO_WARNINGS
         line = [compiler, *flags, *warnings, f"-I{core}", *map(str, units)]
         built = subprocess.run(

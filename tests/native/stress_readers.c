@@ -1,0 +1,68 @@
+/* Beside the learner: gathers, updates of a mutable field, slots reserved ahead. */
+#include "stress.h"
+
+void *reader_thread(void *context) {
+  struct stress *stress = context;
+  struct pe_ring *ring = &stress->world.ring;
+  int64_t refs[16];
+  uint64_t ids[16], priorities[16];
+  uint8_t bodies[16 * WORLD_BODY_BYTES], starts[16];
+  uint8_t *outputs[] = {(uint8_t *)ids, bodies, starts};
+  uint8_t *mutable_outputs[] = {(uint8_t *)priorities};
+  struct pe_fault fault;
+  while (!atomic_load(&stress->stop)) {
+    CHECK(pe_ring_lock_shared(ring) == PE_OK, "the lock");
+    pthread_mutex_lock(&ring->draw);
+    enum pe_status status = pe_ring_draw(ring, 16, refs);
+    if (status == PE_OK) stress->gathered += 16;
+    pthread_mutex_unlock(&ring->draw);
+    if (status == PE_OK)
+      status = pe_ring_gather(ring, refs, 16, outputs, mutable_outputs, &fault);
+    pe_ring_unlock(ring);
+    if (status == PE_EMPTY) continue;
+    CHECK(status == PE_OK, "gather: status %d", (int)status);
+    for (size_t i = 0; i < 16; i++) {
+      const uint64_t ref = (uint64_t)refs[i];
+      CHECK(ids[i] == ref && priorities[i] >> 16 == ref && starts[i] <= 1, "row %lu is torn",
+            (unsigned long)ref);
+      world_check_body(bodies + i * WORLD_BODY_BYTES, ref, "gather");
+    }
+  }
+  return NULL;
+}
+
+void *updater_thread(void *context) {
+  struct stress *stress = context;
+  struct pe_ring *ring = &stress->world.ring;
+  int64_t refs[8];
+  uint64_t values[8], lost;
+  const struct pe_source source = {(const uint8_t *)values, 8, 0};
+  struct pe_fault fault;
+  for (uint64_t version = 1; !atomic_load(&stress->stop); version++) {
+    CHECK(pe_ring_lock_shared(ring) == PE_OK, "the lock");
+    pthread_mutex_lock(&ring->draw);
+    enum pe_status status = pe_ring_draw(ring, 8, refs);
+    pthread_mutex_unlock(&ring->draw);
+    pe_ring_unlock(ring);
+    if (status != PE_OK) continue;
+    for (size_t i = 0; i < 8; i++) values[i] = (uint64_t)refs[i] << 16 | (version & 0xffff);
+    CHECK(pe_ring_lock(ring) == PE_OK, "the lock");
+    status = pe_ring_update(ring, refs, 8, &source, &lost, &fault);
+    pe_ring_unlock(ring);
+    CHECK(status == PE_OK, "update: status %d", (int)status);
+    nap(100);
+  }
+  return NULL;
+}
+
+void *reserver_thread(void *context) {
+  struct stress *stress = context;
+  struct pe_fault fault;
+  while (!atomic_load(&stress->stop)) {
+    const enum pe_status status = pe_ring_reserve_ahead(&stress->world.ring, 3, &fault);
+    CHECK(status == PE_OK || status == PE_NO_SLOT || status == PE_EMPTY, "reserve: status %d",
+          (int)status);
+    if (status != PE_OK) nap(500);
+  }
+  return NULL;
+}
