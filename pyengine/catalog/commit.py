@@ -16,6 +16,7 @@ from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
+from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import DamageError, NoSpaceError, PyengineError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format import names
@@ -150,7 +151,33 @@ def _point_latest(held: CommitLock, manifest: Manifest) -> None:
     try:
         held.replace_latest(manifest.name)
     except (OSError, NoSpaceError) as error:
-        logger.warning("%s: the link `latest` could not be replaced: %s", held.run_dir, error)
+        _warn_of_latest(held.run_dir, error)
+
+
+def mend_latest(run_dir: str, generation: int, restored: str) -> None:
+    """Point `latest` at the snapshot that was restored, where it leads to none that is committed.
+
+    A failure is only worth a warning. Where nothing can be restored the link stays as it is: it
+    proves that there was a snapshot. Waits for the commit lock, within its bound.
+    """
+    try:
+        if not _leads_nowhere(run_dir):
+            return
+        with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+            if _leads_nowhere(run_dir):
+                held.replace_latest(restored)
+    except (OSError, PyengineError) as error:
+        _warn_of_latest(run_dir, error)
+
+
+def _leads_nowhere(run_dir: str) -> bool:
+    target = scan.latest_target(run_dir)
+    path = os.path.join(run_dir, names.SNAPSHOTS, target or "")
+    return target is not None and not scan.has_manifest(path)
+
+
+def _warn_of_latest(run_dir: str, error: Exception) -> None:
+    logger.warning("%s: the link `latest` could not be replaced: %s", run_dir, error)
 
 
 def _prune_or_warn(
@@ -161,7 +188,9 @@ def _prune_or_warn(
 ) -> list[str]:
     try:
         pool.remove_other_lines(held, line, lines_in_use)
-        return prune(held, *rules)
+        trash = prune(held, *rules)
+        _forget_lines(held, line)
+        return trash
     except (OSError, PyengineError) as error:
         logger.warning("%s: pruning failed and is left to the next commit: %s", held.run_dir, error)
         return []
@@ -194,6 +223,22 @@ def prune(held: CommitLock, keep_last: int, keep_best: str | None = None) -> lis
     if trash:
         durable.fsync_directory(snapshots)
     return trash
+
+
+def _forget_lines(held: CommitLock, current: str) -> None:
+    """Remove the records of lines that nothing needs any more (see retention)."""
+    found = scan.scan_snapshots(held.run_dir)
+    if found.problems:
+        return  # of a line that is not known
+    doomed = retention.plan_lines(
+        read_lines(held.run_dir),
+        current=current,
+        used=pool.lines_in_pool(held.run_dir) | {info.line for info in found.snapshots},
+        present={info.name for info in found.snapshots},
+    )
+    directory = os.path.join(held.run_dir, names.LINES)
+    for text in doomed:
+        held.unlink(os.path.join(directory, names.line_file_name(int(text, 16))))
 
 
 def _forget_markers(held: CommitLock, snapshot: str) -> None:

@@ -8,13 +8,13 @@ table knows and no file name does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
-from pyengine.catalog.scan import committed_names
+from pyengine.catalog.scan import committed_names, scan_snapshots
 from pyengine.errors import DamageError
 from pyengine.events import logger
 from pyengine.format import names
@@ -170,21 +170,35 @@ def remove_pool_files(held: CommitLock, ring: str, file_names: Iterable[str]) ->
 def remove_other_lines(
     held: CommitLock, line: str, in_use: Mapping[str, Collection[int]] | None = None
 ) -> int:
-    """Unlink the pool files of every recorded line but `line` (16 hex); return how many.
+    """Unlink the pool files of every known line but `line` (16 hex); return how many.
 
     Snapshots keep their own links. `in_use` names by ring further lines whose files stay: those of
-    a ring that a restore has left as it was. Files of lines that are not on record stay.
+    a ring that a restore has left as it was. Files of lines that neither a record nor a snapshot
+    tells of stay.
     """
-    others = {int(text, 16) for text in read_lines(held.run_dir)} - {int(line, 16)}
-    root = os.path.join(held.run_dir, names.SEGMENTS)
+    known = {*read_lines(held.run_dir), *(i.line for i in scan_snapshots(held.run_dir).snapshots)}
+    others = {int(text, 16) for text in known} - {int(line, 16)}
     removed = 0
+    for ring, name, found in _files(held.run_dir):
+        if found in others - set((in_use or {}).get(ring, ())):
+            held.unlink(os.path.join(pool_directory(held.run_dir, ring), name))
+            removed += 1
+    return removed
+
+
+def lines_in_pool(run_dir: str) -> set[str]:
+    """Return the lines (16 hex) that files of the pool are named by."""
+    return {names.line_text(line) for _, _, line in _files(run_dir)}
+
+
+def _files(run_dir: str) -> Iterator[tuple[str, str, int]]:
+    """Yield the ring, name and line of each file of the pool."""
+    root = os.path.join(run_dir, names.SEGMENTS)
     for ring in _listed(root):
         for name in _listed(os.path.join(root, ring)):
             parsed = names.parse_pool_name(name) or names.parse_part_name(name)
-            if parsed is not None and parsed.line in others - set((in_use or {}).get(ring, ())):
-                held.unlink(os.path.join(root, ring, name))
-                removed += 1
-    return removed
+            if parsed is not None:
+                yield ring, name, parsed.line
 
 
 def _listed(directory: str) -> list[str]:

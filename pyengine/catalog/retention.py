@@ -1,4 +1,4 @@
-"""Which snapshots may go. Pure: looks at values, touches nothing.
+"""Which snapshots, and which records of lines, may go. Pure: looks at values, touches nothing.
 
 Only committed ancestors of the newest snapshot may go. Of the newest and its ancestors the last N
 stay, the one with the highest value of a metric where one is named, and whatever else happens: the
@@ -7,12 +7,16 @@ every line that was left behind. Those that a reader has locked are known, and s
 the others are moved away (catalog.commit). A line that was continued from its newest snapshot was
 not left behind: a run that is killed and resumed again and again keeps N snapshots, not one for
 every time.
+
+A line's record says what the line grew from. Where somebody has removed it the manifest of the
+line's first snapshot does, which stays for that reason as long as anything older does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import Line
@@ -29,17 +33,50 @@ def plan(
 ) -> tuple[str, ...]:
     """Return the names of the snapshots to remove, oldest first.
 
-    `snapshots` are the committed ones in any order, `lines` by id (16 hex): an ancestor whose line
-    is not recorded counts as none. `keep_last` is at least 1, `keep_best` the name of a metric.
+    `snapshots` are the committed ones in any order, `lines` by id (16 hex): what a line grew from
+    is unknown where neither its record nor its first snapshot tells. `keep_last` is at least 1,
+    `keep_best` the name of a metric.
     """
     ordered = sorted(snapshots, key=lambda info: info.order)
     if not ordered:
         return ()
-    history = _history(ordered[-1], ordered, lines)
+    origins = {text: _Origin(line.parent, line.parent_line) for text, line in lines.items()}
+    told = _told_by_snapshots(ordered, origins)
+    history = _history(ordered[-1], ordered, {**origins, **{i.line: o for i, o in told}})
     kept = {info.name for info in history[-max(1, keep_last) :]}
     kept.update([info.name for info in ordered if info.name in verified][-1:])
     kept.update(_best(history, keep_best))
+    witnesses = {info.name for info, _ in told}
+    for index, info in enumerate(history):
+        if info.name in witnesses and any(older.name in kept for older in history[:index]):
+            kept.add(info.name)
     return tuple(info.name for info in history if info.name not in kept)
+
+
+def plan_lines(
+    lines: Mapping[str, Line], *, current: str, used: Collection[str], present: Collection[str]
+) -> tuple[str, ...]:
+    """Return the ids of the lines whose records nothing needs, as a restore that failed leaves one.
+
+    `current` is the line that is being committed to: none that was opened later goes. `used` are
+    the lines of snapshots and of files of the pool; they and all between them and a later line
+    stay. Of the others the newest that grew from each of the snapshots `present` stays: it proves
+    that this was committed. None goes where `current` has no record.
+    """
+    now = lines.get(current)
+    if now is None:
+        return ()
+    kept = {text for text, line in lines.items() if text in used or line.order >= now.order}
+    for text in tuple(kept):
+        path: list[str] = []
+        while text in lines and text not in path:
+            path.append(text)
+            if text in used:
+                kept.update(path)
+            text = lines[text].parent_line or ""
+    newest = {line.parent: text for text, line in sorted(lines.items(), key=lambda i: i[1].order)}
+    kept.update(text for parent, text in newest.items() if parent in present)
+    return tuple(text for text in lines if text not in kept)
 
 
 def _best(history: Sequence[SnapshotInfo], metric: str | None) -> list[str]:
@@ -51,8 +88,32 @@ def _best(history: Sequence[SnapshotInfo], metric: str | None) -> list[str]:
     return [max(values, key=lambda item: item[0])[1].name] if values else []
 
 
+class _Origin(NamedTuple):
+    """The snapshot and its line that a line grew from; None both: it began anew."""
+
+    parent: str | None
+    parent_line: str | None
+
+
+def _told_by_snapshots(
+    ordered: Sequence[SnapshotInfo], recorded: Collection[str]
+) -> list[tuple[SnapshotInfo, _Origin]]:
+    """Return the first snapshot of each line that is not on record, and what it says of the line:
+    its parent is there, and of another line."""
+    by_name = {info.name: info for info in ordered}
+    firsts: dict[str, SnapshotInfo] = {}
+    for info in ordered:
+        firsts.setdefault(info.line, info)
+    told = []
+    for line, info in firsts.items():
+        parent = by_name.get(info.parent or "")
+        if line not in recorded and parent is not None and parent.line != line:
+            told.append((info, _Origin(parent.name, parent.line)))
+    return told
+
+
 def _history(
-    newest: SnapshotInfo, ordered: Sequence[SnapshotInfo], lines: Mapping[str, Line]
+    newest: SnapshotInfo, ordered: Sequence[SnapshotInfo], origins: Mapping[str, _Origin]
 ) -> list[SnapshotInfo]:
     """Return the newest snapshot and its ancestors, oldest first."""
     reached: dict[str, tuple[int, int]] = {}
@@ -60,10 +121,10 @@ def _history(
     bound = newest.order
     while line_text is not None and line_text not in reached:
         reached[line_text] = bound
-        line = lines.get(line_text)
-        parent = names.parse_snapshot_name(line.parent) if line and line.parent else None
-        if line is None or parent is None:
+        origin = origins.get(line_text)
+        parent = names.parse_snapshot_name(origin.parent or "") if origin else None
+        if origin is None or parent is None:
             break
-        line_text = line.parent_line
+        line_text = origin.parent_line
         bound = (parent.generation, parent.sequence)
     return [info for info in ordered if info.line in reached and info.order <= reached[info.line]]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyengine.catalog import quarantine, scan
+from pyengine.catalog import commit, quarantine, scan
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.engine.critical import run_whole
 from pyengine.engine.report import RestoreReport
@@ -85,6 +85,7 @@ class _Search:
         for name in candidates:
             report = self._try(name)
             if report is not None:
+                self._mend_latest(name)
                 return replace(report, notes=(*self._notes, *report.notes))
         raise self._nothing_left()
 
@@ -161,6 +162,10 @@ class _Search:
             text = f"the link `latest` names {latest}, which is gone; another one is restored"
             logger.error("%s: %s", self._run_dir, text)
             self._notes.append(text)
+
+    def _mend_latest(self, restored: str) -> None:
+        generation = self._session.claim.generation
+        run_whole(lambda: commit.mend_latest(self._run_dir, generation, restored))
 
     def _nothing_left(self) -> NothingRestorableError:
         told = [f"{path}: {reason}" for path, reason in self._refused[:_SHOWN]]

@@ -50,6 +50,30 @@ def test_rows_that_came_first_are_of_the_runs_line(tmp_path: Path, when: str) ->
             assert f"{parse_header(path.read_bytes(), str(path)).line:016x}" == report.line
 
 
+def test_restores_that_bring_nothing_leave_no_records_behind(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        engine.restore()
+        fill(ring, ROWS)
+        engine.snapshot(0).wait(60)
+    for _ in range(3):
+        with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+            engine.track(replay=ring)
+            assert engine.restore(sanity=lambda: None)
+            with pytest.raises(pyengine.errors.SanityCheckError):
+                engine.restore(sanity=lambda: False)
+    assert len(os.listdir(run_dir / "lines")) == 7
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        last = engine.restore()
+        engine.snapshot(1).wait(60)
+    left = {name.removesuffix(".json") for name in os.listdir(run_dir / "lines")}
+    snapshots = pyengine.open_run(run_dir).snapshots
+    assert left == {info.line for info in snapshots}
+    assert last.line in left
+
+
 def test_a_ring_that_a_restore_leaves_as_it_is_keeps_its_files(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:

@@ -58,6 +58,21 @@ def test_the_newest_snapshot_is_gone(
     assert bad.name in caplog.text
 
 
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_after_a_fall_back_latest_is_what_was_restored(three: Path, how: str) -> None:
+    bad = newest(three)
+    if how == "damaged":
+        os.truncate(bad / "manifest.json", 9)
+    else:
+        shutil.rmtree(bad)
+    with tracking(three) as (engine, _training):
+        report = engine.restore()
+        assert report.snapshot is not None
+        assert report.global_step == STEPS[1]
+        assert os.readlink(three / "latest") == f"snapshots/{report.snapshot.name}"
+        assert (three / "latest" / "manifest.json").exists()
+
+
 def test_the_newest_manifest_is_gone(three: Path, digests: dict[int, Any]) -> None:
     """`latest` proves that it was committed: what is left of it is kept, not swept away."""
     bad = newest(three)
@@ -152,6 +167,24 @@ def test_lines_are_gone(three: Path, digests: dict[int, Any]) -> None:
     report, digest, _ = go_on(three)
     assert report.global_step == STEPS[2]
     assert digest == digests[STEPS[2]]
+
+
+def test_where_lines_are_gone_ancestors_are_pruned_all_the_same(three: Path) -> None:
+    old = committed(three)
+    for _ in range(4):
+        with tracking(three) as (engine, training):
+            step = engine.restore().next_step
+            shutil.rmtree(three / "lines")
+            training.step(step)
+            last = engine.snapshot(step).wait(60)
+    kept = committed(three)
+    assert kept[-1] == last.name
+    assert not set(kept) & set(old)
+    # The last three, and one to tell from what the line before them grew.
+    assert len(kept) <= 4
+    used = {f"{info.line}" for info in pyengine.open_run(three).snapshots}
+    pooled = {name.partition("-")[0] for name in entries(three, "segments/replay")}
+    assert pooled <= used, "files of lines whose snapshots are gone went with them"
 
 
 def test_run_json_is_gone_and_made_again_with_the_id_of_the_snapshots(

@@ -152,7 +152,7 @@ def test_a_file_that_a_snapshot_holds_is_no_garbage(dead):
 def test_lines_whose_record_cannot_be_read_keep_their_files(dead):
     root, _, litter, _ = dead
     line = names.parse_pool_name(os.path.basename(litter["pool"][0])).line
-    os.truncate(os.path.join(root, "lines", names.line_file_name(line)), 5)
+    _write(os.path.join(root, "lines", names.line_file_name(line)), 5)
     assert "pool" not in _kinds(collect_garbage(root, delete=True))
 
 

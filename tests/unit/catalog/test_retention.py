@@ -122,6 +122,76 @@ def test_unrecorded_line_ends_the_known_history():
     assert _plan([*ON_A, *on_b], [_line(A)]) == _named(on_b[0])
 
 
+def _after(snapshot, parent):
+    return dataclasses.replace(snapshot, parent=parent.name)
+
+
+def test_an_unrecorded_line_grew_from_its_first_snapshots_parent():
+    on_b = [_after(_snapshot(2, 1, B), ON_A[-1])]
+    on_b += [_after(_snapshot(2, 2, B), on_b[0])]
+    assert _plan([*ON_A, *on_b], []) == _named(*ON_A)
+    assert _plan([*ON_A, *on_b], [], keep_last=4) == _named(*ON_A[:3])
+
+
+def test_what_was_left_behind_stays_where_lines_are_not_recorded():
+    on_b = [_after(_snapshot(2, 1, B), ON_A[2])]
+    assert _plan([*ON_A, *on_b], [], keep_last=1) == _named(*ON_A[:3])
+
+
+def test_the_witness_of_an_unrecorded_line_stays_as_long_as_anything_older():
+    on_b = [_after(_snapshot(2, 1, B), ON_A[-1])]
+    for sequence in range(2, 5):
+        on_b.append(_after(_snapshot(2, sequence, B), on_b[-1]))
+    verified = {ON_A[-1].name}
+    assert _plan([ON_A[-1], *on_b], [], verified=verified) == _named(on_b[1])
+    assert _plan([ON_A[-1], *on_b], [_line(B, ON_A[-1])], verified=verified) == _named(*on_b[:2])
+    # Once nothing older is kept both go.
+    assert _plan([ON_A[-1], *on_b], []) == _named(ON_A[-1], *on_b[:2])
+
+
+def _opened(text, number, parent=None):
+    return dataclasses.replace(_line(text, parent), number=number)
+
+
+def _forgotten(lines, current, used, present=()):
+    records = {line.text: line for line in lines}
+    return set(
+        retention.plan_lines(
+            records, current=current, used=used, present={info.name for info in present}
+        )
+    )
+
+
+def test_records_of_restores_that_failed_go_but_for_the_newest_of_each_snapshot():
+    failed = [_opened(f"{n:016x}", n, ON_A[-1]) for n in range(16, 20)]
+    lines = [_opened(A, 1), *failed, _opened(B, 20, ON_A[-1])]
+    assert _forgotten(lines, B, {A, B}, ON_A) == {line.text for line in failed}
+    left = [_opened(f"{n:016x}", n, ON_A[0]) for n in range(32, 35)]
+    gone = {line.text for line in [*failed, *left[:-1]]}
+    assert _forgotten([*lines, *left, _opened(C, 40)], C, {A, B}, ON_A) == gone
+    # Once its snapshot is gone there is nothing to prove.
+    assert left[-1].text in _forgotten([*lines, *left, _opened(C, 40)], C, {A, B}, ON_A[1:])
+
+
+def test_records_between_used_lines_stay_and_those_before_the_first_go():
+    names = [f"{n:016x}" for n in range(1, 7)]
+    on = [_snapshot(1, n, name) for n, name in enumerate(names, 1)]
+    chain = [_opened(names[0], 1)]
+    chain += [_opened(names[n], n + 1, on[n - 1]) for n in range(1, 6)]
+    assert _forgotten(chain, names[5], {names[2], names[5]}) == set(names[:2])
+
+
+def test_records_opened_later_stay_and_an_unrecorded_line_forgets_nothing():
+    later = _opened(C, 3, ON_A[-1])
+    assert _forgotten([_opened(A, 1), _opened(B, 2), later], B, {B}) == {A}
+    assert _forgotten([_opened(A, 1), later], B, {B}) == set()
+
+
+def test_circular_records_end():
+    on_b = _snapshot(2, 1, B)
+    assert _forgotten([_opened(A, 1, on_b), _opened(B, 2, ON_A[-1])], B, {B}) == {A}
+
+
 def test_circular_lines_end():
     on_b = _snapshot(2, 1, B)
     assert _plan([*ON_A, on_b], [_line(A, on_b), _line(B, ON_A[-1])]) == _named(*ON_A[:4])
