@@ -17,10 +17,11 @@ from pyengine.catalog import quarantine, scan
 from pyengine.engine import settings
 from pyengine.engine.at_exit import close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
-from pyengine.engine.describe import Identity, Metrics, check_metrics
+from pyengine.engine.describe import Metrics, check_metrics
 from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.fall_back import restore_newest
 from pyengine.engine.lifetime import Lifetime
+from pyengine.engine.options import EngineOptions
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.report import RestoreReport
@@ -30,9 +31,7 @@ from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopp
 from pyengine.engine.supervised import lifeline_of_process, tell_supervisor
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
-from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
-from pyengine.format.manifest import check_notes
 from pyengine.fs.forking import register_for_child
 from pyengine.fs.mounts import is_remote
 
@@ -88,24 +87,29 @@ class SnapshotEngine(Lifetime):
         drain_wait: float = config.DRAIN_WAIT_SECONDS,
         takeover: bool = False,
     ) -> None:
-        path = settings.check_path("run_dir", run_dir)
-        settings.check_choice("when_busy", when_busy, ("skip", "wait"))
-        settings.check_choice("on_error", on_error, ("raise", "warn"))
-        settings.check_choice("on_damage", on_damage, ("raise", "drop"))
-        keep_last = settings.check_count("keep_last", keep_last, low=1)
-        if keep_best is not None:
-            settings.check_text("keep_best", keep_best)
-        drain_wait = settings.check_seconds("drain_wait", drain_wait, may_be_zero=True)
-        if algorithm is not None:
-            settings.check_text("algorithm", algorithm)
-        identity = Identity(algorithm, settings.check_mapping("notes", notes))
-        check_notes(identity.notes)
-        trigger = Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget)
+        options = EngineOptions.check(
+            run_dir,
+            every_steps=every_steps,
+            every_seconds=every_seconds,
+            keep_last=keep_last,
+            keep_best=keep_best,
+            budget=budget,
+            when_busy=when_busy,
+            on_error=on_error,
+            on_damage=on_damage,
+            fresh=fresh,
+            strict=strict,
+            track_rng=track_rng,
+            algorithm=algorithm,
+            notes=notes,
+            drain_wait=drain_wait,
+            takeover=takeover,
+        )
         self._on_error = on_error
         self._on_damage = on_damage
-        self._strict = settings.check_flag("strict", strict)
-        self._fresh = settings.check_flag("fresh", fresh)
-        self._tracked = Tracked(track_rng=settings.check_flag("track_rng", track_rng))
+        self._strict = options.strict
+        self._fresh = options.fresh
+        self._tracked = Tracked(track_rng=options.track_rng)
         self._owner = RingOwner(self)
         self._evaluations = Evaluations()
         self._is_poisoned = False
@@ -117,20 +121,20 @@ class SnapshotEngine(Lifetime):
         self._lifeline = lifeline_of_process()
         try:
             session.open(
-                path,
-                keep_last=keep_last,
-                keep_best=keep_best,
-                drain_wait=drain_wait,
-                takeover=settings.check_flag("takeover", takeover),
+                options.path,
+                keep_last=options.keep_last,
+                keep_best=options.keep_best,
+                drain_wait=options.drain_wait,
+                takeover=options.takeover,
             )
             self._taker = Taker(
                 session,
                 self._tracked,
-                trigger,
-                identity,
+                options.trigger,
+                options.identity,
                 self._evaluations,
-                waits=when_busy == "wait",
-                raises=on_error == "raise",
+                waits=options.waits,
+                raises=options.raises,
             )
             self._has_snapshots = bool(
                 scan.committed_names(session.run_dir) or quarantine.lost_snapshots(session.run_dir)

@@ -230,6 +230,11 @@ def test_a_run_at_its_total_is_left_as_it_is(tmp_path: Path) -> None:
         {"budget": 2},
         {"every_step": 10},
         {"on_damage": "drop"},
+        {"strict": "no"},
+        {"when_busy": "never"},
+        {"drain_wait": -1},
+        {"keep_best": 5},
+        {"algorithm": "mine"},
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(

@@ -24,8 +24,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 import pyengine
-from pyengine.engine.settings import check_count
-from pyengine.engine.trigger import Trigger
+from pyengine.engine.options import EngineOptions
 from pyengine.errors import ConfigError, ModelStateError
 from pyengine.events import logger
 from pyengine.integrations.sb3 import identity, logs
@@ -80,12 +79,12 @@ class SnapshotCallback(BaseCallback):
         self.run_dir = os.path.join(path, name_prefix) if name_prefix else path
         self.report: pyengine.RestoreReport | None = None
         """What the restore found, once training has started."""
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "every_steps": every_steps, "every_seconds": every_seconds, "keep_last": keep_last,
             "keep_best": keep_best, "fresh": fresh, **engine_settings,
         }  # fmt: skip
+        self._notes = notes or {}
         self._check_settings()
-        self._notes = dict(notes or {})
         self._eager = eager
         self._fresh = fresh
         self._engine: pyengine.SnapshotEngine | None = None
@@ -99,20 +98,19 @@ class SnapshotCallback(BaseCallback):
 
     def _check_settings(self) -> None:
         """Refuse what the engine would refuse, before anything is trained."""
-        unknown = self._settings.keys() - signature(pyengine.SnapshotEngine).parameters.keys()
-        if unknown:
-            raise ConfigError(f"SnapshotCallback takes no {', '.join(sorted(unknown))}")
-        if self._settings.get("on_damage", "raise") != "raise":
+        try:
+            call = signature(pyengine.SnapshotEngine).bind(
+                self.run_dir, algorithm=None, notes=self._notes, **self._settings
+            )
+        except TypeError as error:
+            raise ConfigError(f"SnapshotCallback: {error}") from error
+        call.apply_defaults()
+        EngineOptions.check(**call.arguments)
+        if call.arguments["on_damage"] != "raise":
             raise ConfigError(
                 "on_damage='drop' leaves rows out of the ring's own draws; Stable-Baselines3 draws "
                 "rows by itself, and would still ask for them: leave it at 'raise'"
             )
-        Trigger(
-            every_steps=self._settings["every_steps"],
-            every_seconds=self._settings["every_seconds"],
-            budget=self._settings.get("budget"),
-        )
-        check_count("keep_last", self._settings["keep_last"], low=1)
 
     def _on_training_start(self) -> None:
         if self._run is not None:

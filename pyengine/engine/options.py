@@ -1,0 +1,76 @@
+"""What a SnapshotEngine is told, checked in one place, before anything is made or changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyengine.engine import settings
+from pyengine.engine.describe import Identity
+from pyengine.engine.trigger import Trigger
+from pyengine.format.manifest import check_notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The arguments of SnapshotEngine, in the forms in which it uses them."""
+
+    path: str
+    trigger: Trigger
+    identity: Identity
+    keep_last: int
+    keep_best: str | None
+    waits: bool
+    raises: bool
+    fresh: bool
+    strict: bool
+    track_rng: bool
+    drain_wait: float
+    takeover: bool
+
+    @classmethod
+    def check(
+        cls,
+        run_dir: str | os.PathLike[str],
+        *,
+        every_steps: int | None,
+        every_seconds: float | None,
+        keep_last: int,
+        keep_best: str | None,
+        budget: float | None,
+        when_busy: str,
+        on_error: str,
+        on_damage: str,
+        fresh: bool,
+        strict: bool,
+        track_rng: bool,
+        algorithm: str | None,
+        notes: Mapping[str, Any] | None,
+        drain_wait: float,
+        takeover: bool,
+    ) -> EngineOptions:
+        """Return the options; ConfigError names the first that cannot be."""
+        settings.check_choice("when_busy", when_busy, ("skip", "wait"))
+        settings.check_choice("on_error", on_error, ("raise", "warn"))
+        settings.check_choice("on_damage", on_damage, ("raise", "drop"))
+        identity = Identity(
+            None if algorithm is None else settings.check_text("algorithm", algorithm),
+            settings.check_mapping("notes", notes),
+        )
+        check_notes(identity.notes)
+        return cls(
+            path=settings.check_path("run_dir", run_dir),
+            trigger=Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget),
+            identity=identity,
+            keep_last=settings.check_count("keep_last", keep_last, low=1),
+            keep_best=None if keep_best is None else settings.check_text("keep_best", keep_best),
+            waits=when_busy == "wait",
+            raises=on_error == "raise",
+            fresh=settings.check_flag("fresh", fresh),
+            strict=settings.check_flag("strict", strict),
+            track_rng=settings.check_flag("track_rng", track_rng),
+            drain_wait=settings.check_seconds("drain_wait", drain_wait, may_be_zero=True),
+            takeover=settings.check_flag("takeover", takeover),
+        )
