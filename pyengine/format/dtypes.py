@@ -50,20 +50,39 @@ BY_NAME = {dtype.name: dtype for dtype in _ALL}
 BY_CODE = {dtype.code: dtype for dtype in _ALL}
 
 
+# NumPy's other words for the same types, as it reads them on 64-bit Linux.
+_CODES = {
+    "?": "bool", "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32",
+    "I": "uint32", "l": "int64", "L": "uint64", "q": "int64", "Q": "uint64", "p": "int64",
+    "P": "uint64", "n": "int64", "N": "uint64", "e": "float16", "f": "float32", "d": "float64",
+    "b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32",
+    "u4": "uint32", "i8": "int64", "u8": "uint64", "f2": "float16", "f4": "float32",
+    "f8": "float64",
+}  # fmt: skip
+_WORDS = {
+    "float": "float64", "int": "int64", "uint": "uint64", "half": "float16", "single": "float32",
+    "double": "float64", "byte": "int8", "ubyte": "uint8", "short": "int16", "ushort": "uint16",
+    "intc": "int32", "uintc": "uint32", "intp": "int64", "uintp": "uint64", "long": "int64",
+    "ulong": "uint64", "longlong": "int64", "ulonglong": "uint64",
+}  # fmt: skip
+_NATIVE_ORDERS = "<=|"
+
+
 def dtype_name(value: object) -> str:
     """Return the name of `value`: a string, a NumPy dtype or scalar type, or a torch dtype.
 
-    Raises KeyError for anything that is not in the table.
+    Strings are names and what NumPy takes for a type of the table in little-endian order: "f4",
+    "<f4", "float". Raises KeyError for anything else.
     """
     if isinstance(value, str):
-        text = value
+        code = value[1:] if value[:1] in _NATIVE_ORDERS else value
+        text = _CODES.get(code, value)
     elif isinstance(value, type):
         text = value.__name__
     else:
         text = str(value)
     text = text.removeprefix("torch.").rstrip("_")
-    text = {"float": "float64", "int": "int64"}.get(text, text)
-    return BY_NAME[text].name
+    return BY_NAME[_WORDS.get(text, text)].name
 
 
 def as_default(dtype: Dtype, value: Any) -> int | float:

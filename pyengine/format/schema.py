@@ -135,10 +135,10 @@ class Schema(Mapping[str, Field]):
         Fields: obs, action, reward (float32), next_obs, terminated, truncated (bool; both end an
         episode), in the shapes and dtypes of one environment's spaces; `fields` adds more or takes
         the place of one. Looks at the spaces only: the environment is neither stepped nor kept.
-        Raises SchemaError for spaces without a fixed shape.
+        Raises SchemaError for what has no spaces, and for spaces without a fixed shape.
         """
-        observation = getattr(env, "single_observation_space", None) or env.observation_space
-        action = getattr(env, "single_action_space", None) or env.action_space
+        observation = _space_of(env, "observation_space")
+        action = _space_of(env, "action_space")
         return cls.from_spaces(observation, action, **fields)
 
     @classmethod
@@ -218,7 +218,7 @@ class Schema(Mapping[str, Field]):
             fields = {
                 str(item["name"]): Field(
                     item["shape"],
-                    str(item["dtype"]),
+                    BY_NAME[item["dtype"]].name,
                     mutable=bool(item["mutable"]),
                     default=item["default"],
                 )
@@ -320,6 +320,18 @@ def _as_shape(shape: Any) -> Shape:
             got=counts,
         )
     return counts
+
+
+def _space_of(env: Any, name: str) -> Any:
+    """Return the space of one environment of `env`."""
+    for attribute in (f"single_{name}", name):
+        space = getattr(env, attribute, None)
+        if space is not None:
+            return space
+    wanted = f"a Gymnasium environment, with an {name}"
+    raise SchemaError(
+        f"env: expected {wanted}, got {env!r:.100}", field="env", expected=wanted, got=env
+    )
 
 
 def _from_space(space: Any, what: str) -> FieldLike:

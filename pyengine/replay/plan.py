@@ -13,6 +13,7 @@ from pyengine.events import logger
 from pyengine.format.counts import COUNT_MAX, as_count
 from pyengine.format.schema import Field, Schema
 from pyengine.format.segment import (
+    SEGMENT_MIN_BYTES,
     SegmentLayout,
     plan_layout,
     round_to_page,
@@ -23,6 +24,7 @@ _LANES_MAX = (1 << 32) - 1
 _MANY_LANES = 256
 _MEMORY_RATIO = 1.5
 _WORTH_A_WARNING_BYTES = 64 * 1024 * 1024
+_MANY_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class RingPlan:
     def segment_rows(self) -> int:
         """Rows of a segment (R)."""
         return self.layout.row_capacity
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments hold a full window: files, of which each snapshot names every one."""
+        return self.num_lanes * -(-self.rows_per_lane // self.segment_rows)
 
     def control_sizes(self) -> tuple[int, int, int, int, int, int, int]:
         """Return the arguments of RingControl.create and plan_bytes."""
@@ -136,22 +143,30 @@ def _warn_if_wasteful(plan: RingPlan) -> None:
     rows_bytes = plan.capacity * plan.schema.row_bytes
     taken_bytes = plan.arena_bytes - plan.mutable_bytes
     is_wasteful = taken_bytes > max(_MEMORY_RATIO * rows_bytes, _WORTH_A_WARNING_BYTES)
-    if plan.num_lanes > _MANY_LANES or is_wasteful:
+    if plan.num_lanes > _MANY_LANES or is_wasteful or _has_many_files(plan):
         logger.warning(
-            "a ring takes %d MiB for %d MiB of rows: %s",
+            "a ring takes %d MiB for %d MiB of rows, in %d segment files: %s",
             taken_bytes >> 20,
             rows_bytes >> 20,
+            plan.segment_count,
             _cause_of_waste(plan),
         )
 
 
+def _has_many_files(plan: RingPlan) -> bool:
+    """Whether files are many because they are small; those of a large ring are large."""
+    payload = plan.segment_rows * plan.schema.row_bytes
+    return plan.segment_count > _MANY_FILES and payload < SEGMENT_MIN_BYTES
+
+
 def _cause_of_waste(plan: RingPlan) -> str:
-    """Return what takes the memory beside the rows, and what to do about it."""
+    """Return what takes the memory beside the rows, or the files, and what to do about it."""
     payload = plan.segment_rows * plan.schema.row_bytes
     spare_bytes = (plan.slot_count - plan.capacity // plan.segment_rows) * payload
     padding_bytes = plan.slot_count * (plan.layout.file_bytes - payload)
     # Padding is there with one lane too, in fewer segments.
-    if plan.num_lanes > 1 and spare_bytes >= padding_bytes // plan.num_lanes:
+    of_lanes = spare_bytes >= padding_bytes // plan.num_lanes or _has_many_files(plan)
+    if plan.num_lanes > 1 and of_lanes:
         return (
             f"each of its {plan.num_lanes} lanes has segments of its own; one lane whose rows have "
             "shape (num_envs, *shape) takes less"

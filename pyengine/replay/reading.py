@@ -25,6 +25,7 @@ from pyengine.format.schema import START_FIELD, Field, FieldLike, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.binding import RingBinding
 from pyengine.replay.damage import settle_fault
+from pyengine.replay.devices import check_device
 from pyengine.replay.outputs import Outputs, exact_batch
 from pyengine.replay.rows import as_refs
 from pyengine.replay.storage import Storage
@@ -101,11 +102,12 @@ class RingReading(RingBinding):
         `out`'s values where both are given. The draw is the ring's own PCG64: same seed, same rows,
         same calls, same batches.
 
-        Raises EmptyRingError; DamageError naming path and offset where a mapped block is bad, or
-        OSError where it cannot be read; with `on_damage="drop"` its rows are given up instead, and
-        the batch is drawn anew.
+        Raises EmptyRingError; ConfigError for a device that is not there; DamageError naming path
+        and offset where a mapped block is bad, or OSError where it cannot be read; with
+        `on_damage="drop"` its rows are given up instead, and the batch is drawn anew.
         """
         refs = np.empty(as_count("batch_size", batch_size), np.int64)
+        device = check_device(device)
         if device is None and self._gather_exact(refs, out, draw=True):
             return exact_batch(refs, out)
         values = self._gather(refs, self._names, out, draw=True)
@@ -119,6 +121,7 @@ class RingReading(RingBinding):
         was given up; DamageError naming path and offset, or OSError, where a mapped block is bad;
         RowError for an unfit `out`. What `out` holds after an error is undefined.
         """
+        device = check_device(device)
         if device is None and self._gather_exact(refs, out):
             return exact_batch(refs, out)
         wanted = as_refs("refs", refs)
@@ -131,6 +134,7 @@ class RingReading(RingBinding):
         Otherwise as `gather`; `indices` are the refs found. A position without a valid row (see
         `refs_at`) is ref -1, which raises UnknownRefError.
         """
+        device = check_device(device)
         wanted = as_refs("positions", positions)
         refs = np.empty(len(wanted), np.int64)
         values = self._gather(refs, self._names, out, positions=wanted)

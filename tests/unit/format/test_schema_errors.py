@@ -77,7 +77,40 @@ def test_shapes_take_what_is_an_index():
         assert Field(shape).shape == (3,)
 
 
-@pytest.mark.parametrize("dtype", ["complex64", np.dtype(">f4"), "object", None, 5, "U8"])
+@pytest.mark.parametrize("text", [
+    *(f"{order}{code}" for order in ("", "<", "=", "|") for code in [*"?bBhHiIlLqQpPefd", "f4"]),
+    *("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f8", "<i8", "|u1", "=f2"),
+    *("float", "int", "uint", "half", "single", "double", "byte", "ubyte", "short", "ushort"),
+    *("intc", "uintc", "intp", "uintp", "long", "ulong", "longlong", "ulonglong", "int_", "bool_"),
+])  # fmt: skip
+def test_what_numpy_reads_as_a_type_of_the_table_is_that_type(text):
+    assert Field((), text).dtype == np.dtype(text).name
+
+
+@pytest.mark.filterwarnings("ignore:Data type alias")
+def test_every_word_of_numpys_is_taken_where_its_type_can_be_stored():
+    for text in map(str, np.sctypeDict):
+        try:
+            name = np.dtype(text).name
+        except TypeError:
+            continue
+        if name in BY_NAME:
+            assert Field((), text).dtype == name
+
+
+def test_a_record_has_the_tables_own_names():
+    record = Schema({"x": "f4"}).to_record()
+    assert record["fields"][0]["dtype"] == "float32"
+    for dtype in ("f4", "torch.float32", 5, [], None):
+        record["fields"][0]["dtype"] = dtype
+        with pytest.raises(SchemaError):
+            Schema.from_record(record)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["complex64", np.dtype(">f4"), "object", None, 5, "U8", ">f4", ">?", "<", "", "g", "<float"],
+)
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(SchemaError) as caught:
         Field((), dtype)

@@ -50,6 +50,18 @@ def test_nested_spaces_give_nested_fields():
     assert schema["action"].shape == (2,)
 
 
+class _Half:
+    observation_space = spaces.Discrete(2)
+    action_space = None
+
+
+@pytest.mark.parametrize("env", [None, 5, "CartPole-v1", _Half(), gymnasium])
+def test_what_is_no_environment_is_refused(env):
+    with pytest.raises(SchemaError, match="env: expected a Gymnasium environment") as caught:
+        Schema.from_env(env)
+    assert caught.value.got is env
+
+
 def test_a_space_without_a_fixed_shape_is_refused():
     with pytest.raises(SchemaError, match="Text"):
         Schema.from_spaces(spaces.Text(5), spaces.Discrete(2))
