@@ -46,11 +46,10 @@ static bool field_is_sound(const struct pe_segment_header *header,
   if (field->offset < header->header_bytes || field->offset > rows_end ||
       field->region_bytes > rows_end - field->offset ||
       field->first_block > header->block_count ||
-      field->block_count > header->block_count - field->first_block)
+      field->block_count > header->block_count - field->first_block || field->block_shift >= 64)
     return false;
   if (field->block_count <= 1) return true;
-  if (field->block_shift >= 64 || field->row_bytes > field->region_bytes >> field->block_shift)
-    return false;
+  if (field->row_bytes > field->region_bytes >> field->block_shift) return false;
   const uint64_t step = field->row_bytes << field->block_shift;
   return step != 0 && field->block_count - 1 <= field->region_bytes / step;
 }
