@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from pyengine._native.control import RingControl
+from pyengine.config import SEGMENT_MIN_BYTES
 from pyengine.errors import ConfigError
 from pyengine.events import logger
 from pyengine.format.counts import COUNT_MAX, as_count
 from pyengine.format.schema import Field, Schema
 from pyengine.format.segment import (
-    SEGMENT_MIN_BYTES,
     SegmentLayout,
     plan_layout,
     round_to_page,
