@@ -22,6 +22,7 @@ MODULES: dict[str, list[str]] = {
     "hashing": ["hash.c"],
     "mapping": [],
     "control": ["control.c"],
+    "outputs": ["outputs.c"],
     "ring": [
         "append.c",
         "control.c",

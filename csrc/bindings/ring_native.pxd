@@ -74,6 +74,7 @@ cdef extern from "ring.h" nogil:
     pe_status pe_ring_lock(pe_ring *ring)
     pe_status pe_ring_lock_shared(pe_ring *ring)
     bint pe_ring_try_lock(pe_ring *ring)
+    bint pe_ring_try_lock_shared(pe_ring *ring)
     void pe_ring_unlock(pe_ring *ring)
     pe_status pe_ring_append(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                              uint64_t steps, const pe_source *sources, const pe_source *mutables,

@@ -5,14 +5,25 @@ from cpython.buffer cimport (
 )
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
     PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
-    pe_ring_refs_at, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
+    pe_ring_refs_at, pe_ring_try_lock_shared, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+
+
+cdef uint8_t *_tensor_target(value, type kind, tuple form, uint64_t rows) except? NULL:
+    """Where the values of a contiguous CPU tensor (rows, *shape) lie; NULL: it is none, or looks
+    otherwise. Its buffer is taken by address: a NumPy view of it takes four times as long.
+    """
+    if type(value) is not kind or value.dtype is not form[0]:
+        return NULL
+    if not value.is_cpu or value.shape != (rows, *<tuple>form[1]) or not value.is_contiguous():
+        return NULL
+    return <uint8_t *><uintptr_t>value.data_ptr()
 
 
 cdef class RingRead(RingAppend):
@@ -49,20 +60,21 @@ cdef class RingRead(RingAppend):
         """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked."""
         self._gather(refs, outputs, NULL, draw, False)
 
-    def gather_exact(self, refs, dict outputs, kind, bint draw):
-        """Gather into a flat dict of arrays that have exactly the schema's shapes and dtypes.
+    def gather_exact(self, refs, dict outputs, kind, tuple tensors, bint draw):
+        """Gather into a flat dict of outputs that have exactly the schema's shapes and dtypes.
 
-        False: something needs a closer look, and nothing was done. `kind` is the type of array.
+        False: something needs a closer look, and nothing was done. `kind` is the type of array;
+        `tensors` (or None) the type of tensor, then (dtype, shape) of each field.
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef uint8_t *targets[STACK_FIELDS]
-        cdef int held = 0, given = 0, i, fields = <int>self._ring.field_count
+        cdef int held = 0, given = 0, i, at, fields = <int>self._ring.field_count
         cdef int total = self._appends + <int>self._ring.mutable_count
-        cdef uint64_t rows
-        cdef int64_t *first
+        cdef uint64_t rows, row_bytes, whole_bytes = 0
         cdef PyObject *item
         cdef pe_status status
         cdef pe_fault fault
+        cdef list kept = None  # tensors: no other thread may free them meanwhile
         # One view more for the refs, one target more for the start field.
         if self._dead or not self._open or total + 1 > STACK_FIELDS or type(refs) is not kind:
             return False
@@ -72,34 +84,37 @@ cdef class RingRead(RingAppend):
             held = 1
             if views[0].ndim != 1 or not _is_char(&views[0], b'l') or (draw and views[0].readonly):
                 return False
-            first, rows = <int64_t *>views[0].buf, <uint64_t>views[0].shape[0]
+            rows = <uint64_t>views[0].shape[0]
             targets[self._appends] = NULL
             for i in range(total):
-                targets[i if i < self._appends else i + 1] = NULL
+                at = i if i < self._appends else i + 1
+                targets[at] = NULL
                 item = PyDict_GetItem(outputs, self._names[i])
                 if item == NULL:
                     continue
                 given += 1
                 value = <object>item
-                if type(value) is not kind or not _take(value, &views[held]):
+                if type(value) is kind:
+                    if not _take(value, &views[held]):
+                        return False
+                    held += 1
+                    if views[held - 1].readonly or not self._holds(&views[held - 1], i, rows):
+                        return False
+                    targets[at] = <uint8_t *>views[held - 1].buf
+                elif tensors is not None:
+                    targets[at] = _tensor_target(value, <type>tensors[0], <tuple>tensors[i + 1],
+                                                 rows)
+                    if kept is None:
+                        kept = []
+                    kept.append(value)
+                if targets[at] == NULL:
                     return False
-                held += 1
-                if views[held - 1].readonly or not self._holds(&views[held - 1], i, rows):
-                    return False
-                targets[i if i < self._appends else i + 1] = <uint8_t *>views[held - 1].buf
+                row_bytes = (self._ring.fields[i].row_bytes if i < self._appends
+                             else self._mutables[i - self._appends].row_bytes)
+                whole_bytes += rows * row_bytes
             if given != len(outputs) or rows == 0:
                 return False
-            with nogil:
-                status = pe_ring_lock_shared(&self._ring)
-                if status == PE_OK:
-                    if draw:
-                        pthread_mutex_lock(&self._ring.draw)
-                        status = pe_ring_draw(&self._ring, rows, first)
-                        pthread_mutex_unlock(&self._ring.draw)
-                    if status == PE_OK:
-                        status = pe_ring_gather(&self._ring, first, rows, targets,
-                                                targets + fields, &fault)
-                    pe_ring_unlock(&self._ring)
+            status = self._fill(<int64_t *>views[0].buf, rows, targets, draw, whole_bytes, &fault)
             if status == PE_CLOSED:
                 return False
             _report(status, &fault)
@@ -107,6 +122,38 @@ cdef class RingRead(RingAppend):
         finally:
             for i in range(held):
                 PyBuffer_Release(&views[i])
+
+    cdef pe_status _fill(self, int64_t *refs, uint64_t rows, uint8_t **targets, bint draw,
+                         uint64_t whole_bytes, pe_fault *fault) noexcept:
+        """Draw, where asked, and gather; without the GIL unless that costs more than it gives.
+
+        A thread that is at work in Python keeps the GIL for 5 ms before it lets this one go on.
+        """
+        cdef pe_status status
+        if whole_bytes < RELEASE_GIL_BYTES and pe_ring_try_lock_shared(&self._ring):
+            if self._ring.file_count == 0:  # no read waits for a disk
+                status = self._fill_locked(refs, rows, targets, draw, fault)
+                pe_ring_unlock(&self._ring)
+                return status
+            pe_ring_unlock(&self._ring)
+        with nogil:
+            status = pe_ring_lock_shared(&self._ring)
+            if status == PE_OK:
+                status = self._fill_locked(refs, rows, targets, draw, fault)
+                pe_ring_unlock(&self._ring)
+        return status
+
+    cdef pe_status _fill_locked(self, int64_t *refs, uint64_t rows, uint8_t **targets, bint draw,
+                                pe_fault *fault) noexcept nogil:
+        cdef pe_status status = PE_OK
+        if draw:
+            pthread_mutex_lock(&self._ring.draw)
+            status = pe_ring_draw(&self._ring, rows, refs)
+            pthread_mutex_unlock(&self._ring.draw)
+        if status == PE_OK:
+            status = pe_ring_gather(&self._ring, refs, rows, targets,
+                                    targets + self._ring.field_count, fault)
+        return status
 
     cdef bint _holds(self, const Py_buffer *view, int field, uint64_t rows) noexcept:
         """Whether a buffer has the shape (rows, *shape) of a field, and its dtype."""

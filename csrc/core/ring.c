@@ -89,6 +89,10 @@ bool pe_ring_try_lock(struct pe_ring *ring) {
   return admit(ring, pthread_rwlock_trywrlock(&ring->lock)) == PE_OK;
 }
 
+bool pe_ring_try_lock_shared(struct pe_ring *ring) {
+  return admit(ring, pthread_rwlock_tryrdlock(&ring->lock)) == PE_OK;
+}
+
 void pe_ring_unlock(struct pe_ring *ring) { pthread_rwlock_unlock(&ring->lock); }
 
 void pe_ring_break(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count) {

@@ -142,6 +142,7 @@ void pe_ring_free(struct pe_ring *ring);
 enum pe_status pe_ring_lock(struct pe_ring *ring);
 enum pe_status pe_ring_lock_shared(struct pe_ring *ring);
 bool pe_ring_try_lock(struct pe_ring *ring);
+bool pe_ring_try_lock_shared(struct pe_ring *ring);
 void pe_ring_unlock(struct pe_ring *ring);
 
 /* Append `steps` rows to each of `lane_count` lanes from `lane_begin`; `mask` (steps x lane_count

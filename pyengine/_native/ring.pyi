@@ -101,9 +101,17 @@ class RingCore:
         self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
     ) -> None: ...
     def gather_exact(
-        self, refs: NDArray[np.int64], outputs: dict[str, Any], kind: type, draw: bool
+        self,
+        refs: NDArray[np.int64],
+        outputs: dict[str, Any],
+        kind: type,
+        tensors: tuple[Any, ...] | None,
+        draw: bool,
     ) -> bool:
-        """Gather into a flat dict of exact arrays. False: look closer (nothing was done)."""
+        """Gather into a flat dict of exact arrays or tensors. False: look closer (nothing was done).
+
+        `kind` is the type of array, `tensors` the type of tensor and (dtype, shape) of each field.
+        """
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,

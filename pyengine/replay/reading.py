@@ -26,7 +26,7 @@ from pyengine.replay.batch import Batch
 from pyengine.replay.binding import RingBinding
 from pyengine.replay.damage import settle_fault
 from pyengine.replay.devices import check_device
-from pyengine.replay.outputs import Outputs, exact_batch
+from pyengine.replay.outputs import Outputs
 from pyengine.replay.rows import as_refs
 from pyengine.replay.storage import Storage
 
@@ -47,7 +47,18 @@ class RingReading(RingBinding):
     ) -> None:
         super().__init__(schema, capacity, num_lanes, seed)
         self._outputs = Outputs(self.schema)
-        self._names = tuple(self.schema)
+
+    def close(self) -> None:
+        """Free the memory. Idempotent; later calls raise ClosedError. Batches stay valid.
+
+        Waits for calls of other threads that are at work in it. RuntimeError inside `freeze`.
+        """
+        super().close()
+        self._outputs.pool.close()
+
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
+        self._outputs.pool.close()  # the parent need not copy what nobody wants here
 
     def __len__(self) -> int:
         rows = sum(total - tail for tail, total in self._windows())
@@ -107,11 +118,7 @@ class RingReading(RingBinding):
         `on_damage="drop"` its rows are given up instead, and the batch is drawn anew.
         """
         refs = np.empty(as_count("batch_size", batch_size), np.int64)
-        device = check_device(device)
-        if device is None and self._gather_exact(refs, out, draw=True):
-            return exact_batch(refs, out)
-        values = self._gather(refs, self._names, out, draw=True)
-        return self._outputs.batch(values, refs, out, device)
+        return self._batch(refs, out, device, draw=True)
 
     def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows of `refs` (int64 of any shape, taken flat, as in `batch.indices`).
@@ -121,12 +128,7 @@ class RingReading(RingBinding):
         was given up; DamageError naming path and offset, or OSError, where a mapped block is bad;
         RowError for an unfit `out`. What `out` holds after an error is undefined.
         """
-        device = check_device(device)
-        if device is None and self._gather_exact(refs, out):
-            return exact_batch(refs, out)
-        wanted = as_refs("refs", refs)
-        values = self._gather(wanted, self._names, out)
-        return self._outputs.batch(values, wanted, out, device)
+        return self._batch(as_refs("refs", refs), out, device)
 
     def gather_at(self, positions: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows at `positions` (lane * rows per lane + row id modulo rows per lane).
@@ -134,11 +136,9 @@ class RingReading(RingBinding):
         Otherwise as `gather`; `indices` are the refs found. A position without a valid row (see
         `refs_at`) is ref -1, which raises UnknownRefError.
         """
-        device = check_device(device)
         wanted = as_refs("positions", positions)
         refs = np.empty(len(wanted), np.int64)
-        values = self._gather(refs, self._names, out, positions=wanted)
-        return self._outputs.batch(values, refs, out, device)
+        return self._batch(refs, out, device, positions=wanted)
 
     def __getitem__(self, refs: Any) -> Batch:
         return self.gather(refs)
@@ -181,19 +181,29 @@ class RingReading(RingBinding):
         rows[refs >= 0] = values
         return rows
 
-    def _gather_exact(self, refs: Any, out: Any, *, draw: bool = False) -> bool:
-        """Gather where refs and `out` are exactly what the native core takes; whether they were."""
-        storage = self._storage
-        outputs = out.values_by_field if type(out) is Batch else out
-        if storage is None or type(outputs) is not dict:
+    def _batch(
+        self, refs: Refs, out: Any, device: Any, *, draw: bool = False, positions: Refs | None = None
+    ) -> Batch:
+        """Gather the rows of `refs`; draw them, or find them by position, in the same call."""
+        device = check_device(device)
+        outputs = self._outputs.flat(len(refs), out)
+        if positions is not None or not self._gather_exact(refs, outputs, draw=draw):
+            ordered = self._outputs.check(len(refs), outputs)
+            self._gather(refs, ordered, draw=draw, positions=positions)
+        return self._outputs.batch(outputs, refs, out, device)
+
+    def _gather_exact(self, refs: Refs, outputs: dict[str, Any], *, draw: bool) -> bool:
+        """Gather where the outputs are exactly what the native core takes; whether they were."""
+        storage, forms = self._storage, self._outputs.tensor_forms
+        if storage is None:
             return False
         try:
-            return storage.core.gather_exact(refs, outputs, np.ndarray, draw)
+            return storage.core.gather_exact(refs, outputs, np.ndarray, forms, draw)
         except BlockFault as fault:
             first = fault
 
         def gather(is_drawing: bool) -> bool:
-            return storage.core.gather_exact(refs, outputs, np.ndarray, is_drawing)
+            return storage.core.gather_exact(refs, outputs, np.ndarray, forms, is_drawing)
 
         try:
             return _repeat(storage, first, gather, draw=draw)
@@ -201,17 +211,8 @@ class RingReading(RingBinding):
             return False  # a restore put other storage in its place
 
     def _gather(
-        self,
-        refs: Refs,
-        names: tuple[str, ...],
-        out: Any,
-        *,
-        draw: bool = False,
-        positions: Refs | None = None,
-    ) -> dict[str, Array]:
-        """Gather the rows of `refs`; draw them, or find them by position, in the same call."""
-        values, ordered = self._outputs.prepare(len(refs), names, out)
-
+        self, refs: Refs, ordered: list[Array | None], *, draw: bool, positions: Refs | None
+    ) -> None:
         def gather(storage: Storage) -> bool:
             def attempt(is_drawing: bool) -> bool:
                 if positions is None:
@@ -233,11 +234,10 @@ class RingReading(RingBinding):
                     expected="a ref in the window",
                     got=ref,
                 )
-        return values
 
     def _gather_valid(self, name: str, positions: Refs) -> tuple[Refs, Array]:
         """Return (refs at positions, -1 where no row is; one field of the rows there are)."""
-        values, ordered = self._outputs.prepare(len(positions), (name,), None)
+        values, ordered = self._outputs.field(name, len(positions))
         refs = np.full(len(positions), -1, np.int64)
 
         def gather(storage: Storage) -> int:
@@ -249,7 +249,7 @@ class RingReading(RingBinding):
             )
 
         found = self._look(gather) or 0
-        return refs, values[name][:found]
+        return refs, values[:found]
 
     def _lane(self, lane: Any) -> int:
         return as_count("lane", lane, most=self.num_envs - 1)

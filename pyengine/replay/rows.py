@@ -150,6 +150,9 @@ def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
 
 def as_refs(what: str, values: Any) -> NDArray[np.int64]:
     """Return flat int64 values; FieldDtypeError for floats and flags, which would be rounded."""
+    if type(values) is np.ndarray and values.ndim == 1 and values.dtype == np.int64:
+        if values.flags.carray:  # nearly always
+            return values
     array = to_array(what, values)
     if array.size and array.dtype.kind not in "iu":
         raise FieldDtypeError(

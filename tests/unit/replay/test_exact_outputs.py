@@ -41,7 +41,7 @@ def outputs(ring, *, without=(), rows=4):
 
 
 def is_exact(ring, out, refs=REFS):
-    return ring.storage.core.gather_exact(refs, out, np.ndarray, False)
+    return ring.storage.core.gather_exact(refs, out, np.ndarray, None, False)
 
 
 def test_exact_outputs_are_filled_like_others(ring):
