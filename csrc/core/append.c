@@ -20,50 +20,82 @@ static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) 
   }
 }
 
-/* Copy `count` consecutive steps of one lane into its open segment, starting at row `id`. */
-static void copy_rows(struct pe_ring *ring, uint8_t *image, uint64_t lane, uint64_t id,
-                      uint64_t step, uint64_t source_lane, uint64_t count,
-                      const struct pe_source *sources, const struct pe_source *mutables) {
+/* What is to be appended: all lanes' values, and which of them count. */
+struct batch {
+  uint64_t lane_begin;
+  uint64_t lane_count;
+  const struct pe_source *sources;
+  const struct pe_source *mutables;
+  const uint8_t *mask; /* steps x lane_count bytes, or NULL for all */
+};
+
+static bool is_wanted(const struct batch *batch, uint64_t step, uint64_t l) {
+  return batch->mask == NULL || batch->mask[step * batch->lane_count + l];
+}
+
+/* Copy `count` values of `bytes` to one place after another. */
+static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, size_t bytes,
+                        uint64_t count) {
+  if (from_step == bytes) {
+    memcpy(to, from, bytes * count);
+    return;
+  }
+  /* Constant sizes let the compiler copy in registers; rewards, flags and actions are these. */
+  switch (bytes) {
+#define CASE(size)                                                           \
+  case size:                                                                 \
+    for (uint64_t i = 0; i < count; i++)                                     \
+      memcpy(to + i * (size), from + i * from_step, (size));                 \
+    return
+    CASE(1);
+    CASE(2);
+    CASE(4);
+    CASE(8);
+#undef CASE
+    default:
+      for (uint64_t i = 0; i < count; i++) memcpy(to + i * bytes, from + i * from_step, bytes);
+  }
+}
+
+/* Copy `count` consecutive steps of a batch's lane into its open segment, starting at row `id`. */
+static void copy_steps(struct pe_ring *ring, uint8_t *image, const struct batch *batch, uint64_t l,
+                       uint64_t id, uint64_t step, uint64_t count) {
   const uint64_t row = id & (ring->control->segment_rows - 1);
   for (uint32_t f = 0; f + 1 < ring->field_count; f++) {
-    const struct pe_source *source = &sources[f];
+    const struct pe_source *source = &batch->sources[f];
     const size_t bytes = (size_t)ring->fields[f].row_bytes;
+    const uint8_t *from = source->data + step * source->step_bytes + l * source->lane_bytes;
     uint8_t *to = image + ring->fields[f].offset + row * bytes;
-    const uint8_t *from =
-        source->data + step * source->step_bytes + source_lane * source->lane_bytes;
-    if (source->step_bytes == bytes) {
-      memcpy(to, from, bytes * count);
-    } else {
-      for (uint64_t i = 0; i < count; i++, to += bytes, from += source->step_bytes)
-        memcpy(to, from, bytes);
-    }
+    copy_values(to, from, source->step_bytes, bytes, count);
   }
   const uint64_t per_lane = ring->control->rows_per_lane;
+  const uint64_t lane = batch->lane_begin + l;
   for (uint32_t f = 0; f < ring->mutable_count; f++) {
-    const struct pe_source *source = &mutables[f];
+    const struct pe_source *source = &batch->mutables[f];
     const size_t bytes = (size_t)ring->mutables[f].row_bytes;
-    const uint8_t *from =
-        source->data + step * source->step_bytes + source_lane * source->lane_bytes;
-    for (uint64_t i = 0; i < count; i++, from += source->step_bytes) {
-      const uint64_t position = lane * per_lane + (id + i) % per_lane;
-      memcpy(ring->base + ring->mutables[f].offset + position * bytes, from, bytes);
+    const uint8_t *from = source->data + step * source->step_bytes + l * source->lane_bytes;
+    uint8_t *values = ring->base + ring->mutables[f].offset + lane * per_lane * bytes;
+    for (uint64_t i = 0, at = id % per_lane; i < count; at = 0) { /* around the end at most once */
+      const uint64_t rest = count - i < per_lane - at ? count - i : per_lane - at;
+      copy_values(values + at * bytes, from + i * source->step_bytes, source->step_bytes, bytes,
+                  rest);
+      i += rest;
     }
   }
 }
 
-/* Set the start flags of rows id .. id + count and the lane's pending break. */
+/* Set the start flags of rows id .. id + count, at least one, and the lane's pending break. */
 static void mark_starts(struct pe_ring *ring, uint8_t *image, struct pe_lane *lane, uint64_t id,
                         uint64_t count) {
   const uint64_t row = id & (ring->control->segment_rows - 1);
   uint8_t *starts = image + ring->fields[ring->field_count - 1].offset + row;
-  uint64_t pending = atomic_load_explicit(&lane->break_pending, memory_order_relaxed);
-  for (uint64_t i = 0; i < count; i++) {
-    starts[i] = (uint8_t)pending;
-    pending = 0;
-    for (uint32_t e = 0; e < ring->end_count; e++) {
-      const struct pe_field_record *field = &ring->fields[ring->end_fields[e]];
-      pending |= image[field->offset + row + i] != 0;
-    }
+  uint64_t pending = 0;
+  starts[0] = (uint8_t)atomic_load_explicit(&lane->break_pending, memory_order_relaxed);
+  memset(starts + 1, 0, count - 1);
+  for (uint32_t e = 0; e < ring->end_count; e++) {
+    const uint8_t *ends = image + ring->fields[ring->end_fields[e]].offset + row;
+    for (uint64_t i = 0; i + 1 < count; i++) starts[i + 1] |= ends[i] != 0;
+    pending |= ends[count - 1] != 0;
   }
   atomic_store_explicit(&lane->break_pending, pending, memory_order_relaxed);
 }
@@ -74,20 +106,30 @@ static uint8_t *open_image(const struct pe_ring *ring, uint64_t lane, uint64_t s
   return ring->base + pe_control_slot_offset(ring->control, slot);
 }
 
-/* Append up to `count` steps of one lane, all within one segment whose image is at hand. */
-static void append_run(struct pe_ring *ring, uint64_t lane_index, uint64_t step,
-                       uint64_t source_lane, uint64_t count, const struct pe_source *sources,
-                       const struct pe_source *mutables) {
+/* Append what counts of steps [step, step + count) of one lane: its open segment has room. */
+static void append_run(struct pe_ring *ring, const struct batch *batch, uint64_t l, uint64_t step,
+                       uint64_t count) {
+  const uint64_t lane_index = batch->lane_begin + l;
   struct pe_lane *lane = pe_control_lane(ring->control, lane_index);
   const uint64_t id = atomic_load_explicit(&lane->total_count, memory_order_relaxed);
   const uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_relaxed);
   const uint64_t per_lane = ring->control->rows_per_lane;
   const uint64_t segment = id >> ring->segment_shift;
-  uint8_t *image = open_image(ring, lane_index, segment);
+  const uint64_t end = step + count;
+  uint64_t total = id;
 
-  copy_rows(ring, image, lane_index, id, step, source_lane, count, sources, mutables);
-  mark_starts(ring, image, lane, id, count);
-  const uint64_t total = id + count;
+  while (step < end && !is_wanted(batch, step, l)) step++;
+  if (step == end) return;
+  uint8_t *image = open_image(ring, lane_index, segment);
+  while (step < end) {
+    const uint64_t first = step;
+    if (batch->mask == NULL) step = end;
+    while (step < end && is_wanted(batch, step, l)) step++;
+    copy_steps(ring, image, batch, l, total, first, step - first);
+    total += step - first;
+    while (step < end && !is_wanted(batch, step, l)) step++;
+  }
+  mark_starts(ring, image, lane, id, total - id);
   const uint64_t new_tail = total > per_lane && total - per_lane > tail ? total - per_lane : tail;
   /* The tail first: a reader between the two stores sees rows missing, never one row too many. */
   atomic_store_explicit(&lane->tail, new_tail, memory_order_release);
@@ -99,11 +141,11 @@ static void append_run(struct pe_ring *ring, uint64_t lane_index, uint64_t step,
 }
 
 /* Open the segments that one step needs; rows are added only where all of them have a place. */
-static enum pe_status open_for_step(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
-                                    const uint8_t *mask, struct pe_fault *fault) {
-  for (uint64_t l = 0; l < lane_count; l++) {
-    if (mask != NULL && !mask[l]) continue;
-    const uint64_t lane = lane_begin + l;
+static enum pe_status open_for_step(struct pe_ring *ring, const struct batch *batch, uint64_t step,
+                                    struct pe_fault *fault) {
+  for (uint64_t l = 0; l < batch->lane_count; l++) {
+    if (!is_wanted(batch, step, l)) continue;
+    const uint64_t lane = batch->lane_begin + l;
     const uint64_t id = pe_lane_total(ring, lane);
     if ((id & (ring->control->segment_rows - 1)) != 0) continue;
     const uint64_t segment = id >> ring->segment_shift;
@@ -118,23 +160,33 @@ static enum pe_status open_for_step(struct pe_ring *ring, uint64_t lane_begin, u
   return PE_OK;
 }
 
+/* How many steps from `step` on need no other segments than those that `step` itself needs. */
+static uint64_t steps_at_once(const struct pe_ring *ring, const struct batch *batch, uint64_t step,
+                              uint64_t steps) {
+  const uint64_t segment_rows = ring->control->segment_rows;
+  uint64_t count = steps - step < segment_rows ? steps - step : segment_rows;
+  for (uint64_t l = 0; l < batch->lane_count; l++) {
+    const uint64_t used = pe_lane_total(ring, batch->lane_begin + l) & (segment_rows - 1);
+    uint64_t room = segment_rows - used;
+    if (used == 0 && !is_wanted(batch, step, l)) /* not opened: up to its first row */
+      for (room = 1; room < count && !is_wanted(batch, step + room, l);) room++;
+    if (room < count) count = room;
+  }
+  return count;
+}
+
+/* Lane after lane, as many steps at once as segments allow: a step at a time, 8 lanes cost three
+ * times as much as one. */
 enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                               uint64_t steps, const struct pe_source *sources,
                               const struct pe_source *mutables, const uint8_t *mask,
                               uint64_t *done, struct pe_fault *fault) {
-  const uint64_t segment_rows = ring->control->segment_rows;
+  const struct batch batch = {lane_begin, lane_count, sources, mutables, mask};
   while (*done < steps) {
-    const uint8_t *step_mask = mask == NULL ? NULL : mask + *done * lane_count;
-    const enum pe_status status = open_for_step(ring, lane_begin, lane_count, step_mask, fault);
+    const enum pe_status status = open_for_step(ring, &batch, *done, fault);
     if (status != PE_OK) return status;
-    uint64_t count = 1;
-    if (lane_count == 1 && mask == NULL) {
-      const uint64_t room = segment_rows - (pe_lane_total(ring, lane_begin) & (segment_rows - 1));
-      count = steps - *done < room ? steps - *done : room;
-    }
-    for (uint64_t l = 0; l < lane_count; l++)
-      if (step_mask == NULL || step_mask[l])
-        append_run(ring, lane_begin + l, *done, l, count, sources, mutables);
+    const uint64_t count = steps == 1 ? 1 : steps_at_once(ring, &batch, *done, steps);
+    for (uint64_t l = 0; l < lane_count; l++) append_run(ring, &batch, l, *done, count);
     *done += count;
   }
   return PE_OK;

@@ -1,10 +1,16 @@
 /* Reading rows: draws, gathers, updates by ref. */
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "mapped.h"
 
 #define STACK_PLACES 256
+/* One field of a batch from here on is more than a core's own caches hold. */
+#define PAST_CACHE_BYTES ((uint64_t)4 * 1024 * 1024)
+#define PAST_CACHE_ROW_BYTES 4096u
 
 /* The same where rows were dropped: valid rows are counted around the holes. */
 static enum pe_status draw_around(struct pe_ring *ring, uint64_t count, int64_t *refs) {
@@ -30,22 +36,29 @@ static enum pe_status draw_around(struct pe_ring *ring, uint64_t count, int64_t 
 
 enum pe_status pe_ring_draw(struct pe_ring *ring, uint64_t count, int64_t *refs) {
   const uint64_t lanes = ring->control->lanes;
+  const uint64_t length = pe_lane_total(ring, 0) - pe_lane_tail(ring, 0);
   uint64_t rows = 0;
+  bool is_even = true;
   if (pe_has_dropped(ring)) return draw_around(ring, count, refs);
-  for (uint64_t lane = 0; lane < lanes; lane++)
-    rows += pe_lane_total(ring, lane) - pe_lane_tail(ring, lane);
+  for (uint64_t lane = 0; lane < lanes; lane++) {
+    const uint64_t own = pe_lane_total(ring, lane) - pe_lane_tail(ring, lane);
+    is_even &= own == length;
+    rows += own;
+  }
   if (rows == 0) return PE_EMPTY;
   for (uint64_t i = 0; i < count; i++) {
     uint64_t pick = pe_pcg64_below(&ring->rng, rows);
     uint64_t lane = 0;
-    uint64_t tail = pe_lane_tail(ring, 0);
-    for (uint64_t length = pe_lane_total(ring, 0) - tail; pick >= length;) {
-      pick -= length;
-      lane++;
-      tail = pe_lane_tail(ring, lane);
-      length = pe_lane_total(ring, lane) - tail;
+    if (is_even) { /* no walk along the lanes */
+      lane = lanes == 1 ? 0 : pick / length;
+      pick -= lane * length;
+    } else {
+      for (uint64_t own; pick >= (own = pe_lane_total(ring, lane) - pe_lane_tail(ring, lane));) {
+        pick -= own;
+        lane++;
+      }
     }
-    refs[i] = (int64_t)((tail + pick) * lanes + lane);
+    refs[i] = (int64_t)((pe_lane_tail(ring, lane) + pick) * lanes + lane);
   }
   return PE_OK;
 }
@@ -56,10 +69,11 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
   const uint64_t per_lane = ring->control->rows_per_lane;
   const uint64_t mask = ring->control->segment_rows - 1;
   const bool has_holes = pe_has_dropped(ring);
+  const bool has_mutables = ring->mutable_count > 0;
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t ref = (uint64_t)refs[i];
-    const uint64_t lane = lanes == 1 ? 0 : ref % lanes;
     const uint64_t id = lanes == 1 ? ref : ref / lanes;
+    const uint64_t lane = ref - id * lanes;
     if (refs[i] < 0 || id >= pe_lane_total(ring, lane) || id < pe_lane_tail(ring, lane)) {
       fault->row = refs[i];
       return PE_UNKNOWN_REF;
@@ -70,9 +84,38 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
     }
     const uint64_t segment = id >> ring->segment_shift;
     const uint8_t *image = ring->images[pe_ring_index(ring, lane, segment)];
-    places[i] = (struct pe_place){image, id & mask, lane, segment, lane * per_lane + id % per_lane};
+    const uint64_t position = has_mutables ? lane * per_lane + id % per_lane : 0;
+    places[i] = (struct pe_place){image, id & mask, lane, segment, position};
   }
   return PE_OK;
+}
+
+/* Copy a large row without reading the output's lines into the cache first: a batch that is larger
+ * than the cache loses them again before they are read. */
+static void copy_past_cache(uint8_t *to, const uint8_t *from, size_t bytes) {
+#ifdef __SSE2__
+  for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+    const __m128i *in = (const void *)from;
+    __m128i *out = (void *)to;
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+    const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
+static bool goes_past_cache(const uint8_t *output, size_t bytes, uint64_t count) {
+#ifdef __SSE2__
+  return bytes >= PAST_CACHE_ROW_BYTES && bytes * count >= PAST_CACHE_BYTES &&
+         (((uintptr_t)output | bytes) & 15) == 0;
+#else
+  (void)output, (void)bytes, (void)count;
+  return false;
+#endif
 }
 
 static void copy_field(const struct pe_field_record *field, const struct pe_place *places,
@@ -92,6 +135,14 @@ static void copy_field(const struct pe_field_record *field, const struct pe_plac
     CASE(8);
 #undef CASE
     default:
+      if (goes_past_cache(output, bytes, count)) {
+        for (uint64_t i = 0; i < count; i++)
+          copy_past_cache(output + i * bytes, places[i].image + offset + places[i].row * bytes, bytes);
+#ifdef __SSE2__
+        _mm_sfence();
+#endif
+        return;
+      }
       for (uint64_t i = 0; i < count; i++) {
         if (i + 4 < count)
           __builtin_prefetch(places[i + 4].image + offset + places[i + 4].row * bytes);
