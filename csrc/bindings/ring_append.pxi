@@ -1,4 +1,4 @@
-# Adding rows: a step given exactly, in one look, or any number of rows already converted.
+# Adding rows: given exactly, in one look, or already converted.
 
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
@@ -6,7 +6,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
@@ -45,6 +45,17 @@ cdef bint _is_char(const Py_buffer *view, char expected) noexcept:
     if form[0] == b'Q':
         return expected == b'L'
     return form[0] == expected
+
+
+cdef bint _has_lead(const Py_buffer *view, int lead, uint64_t steps, uint64_t lanes,
+                    bint has_steps) noexcept:
+    """Whether the first `lead` axes are (steps,) lanes; one lane may have no axis."""
+    cdef int at = 1 if has_steps else 0
+    if lead < at or (has_steps and view.shape[0] != <Py_ssize_t>steps):
+        return False
+    if lead == at:
+        return lanes == 1
+    return lead == at + 1 and view.shape[at] == <Py_ssize_t>lanes
 
 
 cdef class RingAppend(RingMemory):
@@ -104,30 +115,32 @@ cdef class RingAppend(RingMemory):
                 PyBuffer_Release(&views[i])
             free(views)
 
-    def add_exact(self, dict fields, mask):
-        """Append one step whose values have exactly the schema's shapes and dtypes.
+    def append_exact(self, dict fields, mask, bint has_steps, int64_t lane):
+        """Append values that have exactly the schema's shapes and dtypes: a step, or `has_steps`.
 
-        1: done. 0: something needs a closer look, nothing was done. -1: no free slot.
+        How many steps are left: 0 done, more: no free slot. -1: something needs a closer look,
+        nothing was done. `lane` -1: all of them.
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef pe_source sources[STACK_FIELDS]
         cdef int held = 0, i, given = 0, total = self._appends + <int>self._ring.mutable_count
-        cdef uint64_t lanes, row_bytes, bytes_given = 0
+        cdef uint64_t lanes, row_bytes, bytes_given = 0, steps = 1
         cdef PyObject *item
         cdef pe_status status = PE_OK
         cdef pe_fault fault
-        cdef uint64_t done = 0
-        cdef bint fits
+        cdef uint64_t done = 0, lane_begin = 0 if lane < 0 else <uint64_t>lane
         cdef const uint8_t *mask_bytes = NULL
         if self._dead or not self._open or total + 1 > STACK_FIELDS:
-            return 0
-        lanes = self._lanes
+            return -1
+        if lane >= <int64_t>self._lanes:
+            raise IndexError(f"lane {lane} of {self._lanes}")
+        lanes = self._lanes if lane < 0 else 1
         try:
             for i in range(total):
                 item = PyDict_GetItem(fields, self._names[i])
                 if item == NULL:
                     if i < self._appends or self._defaults[i - self._appends] is None:
-                        return 0
+                        return -1
                     sources[i].data = <const uint8_t *>PyBytes_AS_STRING(
                         self._defaults[i - self._appends])
                     sources[i].step_bytes = 0
@@ -136,51 +149,50 @@ cdef class RingAppend(RingMemory):
                 given += 1
                 value = <object>item
                 if not PyObject_CheckBuffer(value):
-                    return 0
+                    return -1
                 if not _take(value, &views[held]):
-                    return 0
+                    return -1
                 held += 1
-                if i < self._appends:
-                    row_bytes = self._ring.fields[i].row_bytes
-                    fits = self._fits(&views[held - 1], i, lanes)
-                else:
-                    row_bytes = self._mutables[i - self._appends].row_bytes
-                    fits = (<uint64_t>views[held - 1].len == lanes * row_bytes
-                            and views[held - 1].ndim == 1 and self._is_format(&views[held - 1], i)
-                            and views[held - 1].shape[0] == <Py_ssize_t>lanes)
-                if not fits:
-                    return 0
+                if has_steps and given == 1:
+                    if views[0].ndim == 0:
+                        return -1
+                    steps = <uint64_t>views[0].shape[0]
+                if not self._fits(&views[held - 1], i, steps, lanes, has_steps):
+                    return -1
+                row_bytes = (self._ring.fields[i].row_bytes if i < self._appends
+                             else self._mutables[i - self._appends].row_bytes)
                 sources[i].data = <const uint8_t *>views[held - 1].buf
                 sources[i].step_bytes = row_bytes * lanes
                 sources[i].lane_bytes = row_bytes
-                bytes_given += row_bytes * lanes
-            if given != len(fields):
-                return 0
+                bytes_given += row_bytes * lanes * steps
+            if given != len(fields) or given == 0:
+                return -1
             if mask is not None:
                 if not PyObject_CheckBuffer(mask):
-                    return 0
+                    return -1
                 if not _take(mask, &views[held]):
-                    return 0
+                    return -1
                 held += 1
-                if (views[held - 1].ndim != 1 or <uint64_t>views[held - 1].len != lanes
-                        or views[held - 1].format == NULL or views[held - 1].format[0] != b'?'):
-                    return 0
+                if (views[held - 1].ndim != 1 + has_steps
+                        or not _has_lead(&views[held - 1], 1 + has_steps, steps, lanes, has_steps)
+                        or not _is_char(&views[held - 1], b'?')):
+                    return -1
                 mask_bytes = <const uint8_t *>views[held - 1].buf
             if bytes_given < RELEASE_GIL_BYTES and pe_ring_try_lock(&self._ring):
-                status = pe_ring_append(&self._ring, 0, lanes, 1, sources,
+                status = pe_ring_append(&self._ring, lane_begin, lanes, steps, sources,
                                         sources + self._appends, mask_bytes, &done, &fault)
                 pe_ring_unlock(&self._ring)
             else:
                 with nogil:
                     status = pe_ring_lock(&self._ring)
                     if status == PE_OK:
-                        status = pe_ring_append(&self._ring, 0, lanes, 1, sources,
+                        status = pe_ring_append(&self._ring, lane_begin, lanes, steps, sources,
                                                 sources + self._appends, mask_bytes, &done, &fault)
                         pe_ring_unlock(&self._ring)
             if status == PE_CLOSED:
-                return 0
+                return -1
             _report(status, &fault)
-            return 1 if status == PE_OK else -1
+            return steps - done
         finally:
             for i in range(held):
                 PyBuffer_Release(&views[i])
@@ -188,16 +200,22 @@ cdef class RingAppend(RingMemory):
     cdef bint _is_format(self, const Py_buffer *view, int field) noexcept:
         return _is_char(view, PyBytes_AS_STRING(self._formats)[field])
 
-    cdef bint _fits(self, const Py_buffer *view, int field, uint64_t lanes) noexcept:
-        cdef const pe_field_record *record = &self._ring.fields[field]
-        cdef int lead = view.ndim - <int>record.dimensions
+    cdef bint _fits(self, const Py_buffer *view, int field, uint64_t steps, uint64_t lanes,
+                    bint has_steps) noexcept:
+        """Whether a buffer has a field's dtype, and its shape behind (steps,) lanes."""
+        cdef const pe_field_record *record
+        cdef int lead
         cdef uint32_t d
-        if not self._is_format(view, field) or <uint64_t>view.len != lanes * record.row_bytes:
+        if not self._is_format(view, field):
             return False
-        if lead == 1:
-            if view.shape[0] != <Py_ssize_t>lanes:
-                return False
-        elif lead != 0 or lanes != 1:
+        if field >= self._appends:
+            # The shapes of mutable fields are not known here: scalars are nearly all of them.
+            return (_has_lead(view, view.ndim, steps, lanes, has_steps)
+                    and <uint64_t>view.len == steps * lanes
+                    * self._mutables[field - self._appends].row_bytes)
+        record = &self._ring.fields[field]
+        lead = view.ndim - <int>record.dimensions
+        if not _has_lead(view, lead, steps, lanes, has_steps):
             return False
         for d in range(record.dimensions):
             if view.shape[lead + <int>d] != <Py_ssize_t>record.shape[d]:

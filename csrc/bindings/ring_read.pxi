@@ -157,13 +157,10 @@ cdef class RingRead(RingAppend):
 
     cdef bint _holds(self, const Py_buffer *view, int field, uint64_t rows) noexcept:
         """Whether a buffer has the shape (rows, *shape) of a field, and its dtype."""
+        cdef int axes = 1
         if field < self._appends:
-            return view.ndim == <int>self._ring.fields[field].dimensions + 1 and self._fits(
-                view, field, rows)
-        # The shapes of mutable fields are not known here: scalars are nearly all of them.
-        return (view.ndim == 1 and self._is_format(view, field)
-                and <uint64_t>view.shape[0] == rows
-                and <uint64_t>view.len == rows * self._mutables[field - self._appends].row_bytes)
+            axes += <int>self._ring.fields[field].dimensions
+        return view.ndim == axes and self._fits(view, field, 1, rows, False)
 
     def gather_at(self, int64_t[::1] positions, int64_t[::1] refs, list outputs, bint compact):
         """Fill `refs` (-1: no valid row) and the outputs, all of one instant.

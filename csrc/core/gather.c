@@ -1,16 +1,10 @@
 /* Reading rows: draws, gathers, updates by ref. */
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include "mapped.h"
 
 #define STACK_PLACES 256
-/* One field of a batch from here on is more than a core's own caches hold. */
-#define PAST_CACHE_BYTES ((uint64_t)4 * 1024 * 1024)
-#define PAST_CACHE_ROW_BYTES 4096u
 
 /* The same where rows were dropped: valid rows are counted around the holes. */
 static enum pe_status draw_around(struct pe_ring *ring, uint64_t count, int64_t *refs) {
@@ -90,34 +84,6 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
   return PE_OK;
 }
 
-/* Copy a large row without reading the output's lines into the cache first: a batch that is larger
- * than the cache loses them again before they are read. */
-static void copy_past_cache(uint8_t *to, const uint8_t *from, size_t bytes) {
-#ifdef __SSE2__
-  for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-    const __m128i *in = (const void *)from;
-    __m128i *out = (void *)to;
-    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
-    const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-    _mm_stream_si128(out, a);
-    _mm_stream_si128(out + 1, b);
-    _mm_stream_si128(out + 2, c);
-    _mm_stream_si128(out + 3, d);
-  }
-#endif
-  memcpy(to, from, bytes);
-}
-
-static bool goes_past_cache(const uint8_t *output, size_t bytes, uint64_t count) {
-#ifdef __SSE2__
-  return bytes >= PAST_CACHE_ROW_BYTES && bytes * count >= PAST_CACHE_BYTES &&
-         (((uintptr_t)output | bytes) & 15) == 0;
-#else
-  (void)output, (void)bytes, (void)count;
-  return false;
-#endif
-}
-
 static void copy_field(const struct pe_field_record *field, const struct pe_place *places,
                        uint64_t count, uint8_t *output) {
   const size_t bytes = (size_t)field->row_bytes;
@@ -135,14 +101,6 @@ static void copy_field(const struct pe_field_record *field, const struct pe_plac
     CASE(8);
 #undef CASE
     default:
-      if (goes_past_cache(output, bytes, count)) {
-        for (uint64_t i = 0; i < count; i++)
-          copy_past_cache(output + i * bytes, places[i].image + offset + places[i].row * bytes, bytes);
-#ifdef __SSE2__
-        _mm_sfence();
-#endif
-        return;
-      }
       for (uint64_t i = 0; i < count; i++) {
         if (i + 4 < count)
           __builtin_prefetch(places[i + 4].image + offset + places[i + 4].row * bytes);

@@ -5,6 +5,10 @@
 #include "pages.h"
 #include "ring.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 static bool hold_is_active(const struct pe_hold *hold) {
   _Atomic uint64_t *const at = hold->word;
   if (at == NULL) return false;
@@ -119,7 +123,10 @@ static int reserve_slot(struct pe_ring *ring, uint64_t slot) {
     }
   } while (!atomic_compare_exchange_weak_explicit(&ring->may_take, &left, left - bytes,
                                                   memory_order_relaxed, memory_order_relaxed));
-  return pe_pages_reserve(ring->arena_fd, (off_t)offset, (off_t)bytes);
+  const int error = pe_pages_reserve(ring->arena_fd, (off_t)offset, (off_t)bytes);
+  /* Mapped in one go too: an append that outruns the reserving thread would fault page by page. */
+  if (error == 0) (void)madvise(ring->base + offset, bytes, MADV_POPULATE_WRITE);
+  return error;
 }
 
 /* Index in the free stack of the slot to use next, or -1: reserved ones first, newest first. */
@@ -150,11 +157,6 @@ static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead, struct p
   if (at < 0) return all ? PE_EMPTY : PE_NO_SLOT;
 
   const int error = reserve_slot(ring, slot);
-#ifdef MADV_POPULATE_WRITE
-  if (error == 0)
-    (void)madvise(ring->base + pe_control_slot_offset(ring->control, slot),
-                  ring->control->slot_bytes, MADV_POPULATE_WRITE);
-#endif
   status = pe_ring_lock(ring);
   if (status != PE_OK) return status; /* closed meanwhile: nobody wants the slot any more */
   ring->is_reserved[slot] = error == 0;

@@ -80,8 +80,12 @@ class RingCore:
         mask: Any,
     ) -> int:
         """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
-    def add_exact(self, fields: dict[str, Any], mask: Any) -> int:
-        """Append one step given exactly. 1 done, 0 look closer (nothing was done), -1 no slot."""
+    def append_exact(self, fields: dict[str, Any], mask: Any, has_steps: bool, lane: int) -> int:
+        """Append one step, or steps, given exactly; `lane` -1: to all of them.
+
+        Returns how many steps are left: more than 0 where no slot is free. -1: look closer, nothing
+        was done.
+        """
     asks_for_memory: bool
     """Whether a slot was left without memory for want of `allow_bytes`."""
     def allow_bytes(self, count: int) -> None:
@@ -108,7 +112,7 @@ class RingCore:
         tensors: tuple[Any, ...] | None,
         draw: bool,
     ) -> bool:
-        """Gather into a flat dict of exact arrays or tensors. False: look closer (nothing was done).
+        """Gather into a flat dict of exact outputs. False: look closer (nothing was done).
 
         `kind` is the type of array, `tensors` the type of tensor and (dtype, shape) of each field.
         """

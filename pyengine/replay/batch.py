@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 class Batch(Mapping[str, Any]):
     """Rows by field; the arrays are the caller's own, not views of the ring.
 
+    They may be kept and written for as long as anybody likes, beyond the ring's close too. Memory
+    is used for a later batch only when the last array, tensor or view of it is gone.
+
     `batch["obs"]` is an array (or tensor) of shape (rows, *shape); of a nested observation it is a
     dict, and `batch["obs/camera"]` reaches into it. `indices` are the rows' refs (int64), which
     `ring.update`, `ring.gather` and `ring[...]` take. `weights` are importance weights (float32),

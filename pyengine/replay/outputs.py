@@ -1,8 +1,8 @@
 """Where gathered rows go: arrays over memory used again, the caller's arrays, or his tensors.
 
-An array of a default batch owns its memory through a small native object: when the last array, tensor
-or view of it is gone, the memory waits in the ring's pool for the next batch. Fields of 64 KiB and
-more have memory of their own, the others of a batch share one piece.
+An array of a default batch owns its memory through a small native object: when the last array,
+tensor or view of it is gone, the memory waits in the ring's pool for the next batch. Fields of
+64 KiB and more have memory of their own, the others of a batch share one piece.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Array = NDArray[Any]
 class Outputs:
     """Prepares the outputs of gathers for one schema, and dresses them as batches.
 
-    Flat dicts of outputs hold arrays or CPU tensors. `tensor_forms` is what the native core needs to
-    fill tensors as they are: their type, then dtype and shape of each field; None until a tensor was
-    seen.
+    Flat dicts of outputs hold arrays or CPU tensors. `tensor_forms` is what the native core needs
+    to fill tensors as they are: their type, then dtype and shape of each field; None until a tensor
+    was seen.
     """
 
     def __init__(self, schema: Schema) -> None:

@@ -109,9 +109,10 @@ class RingReading(RingBinding):
         Dropped rows (`dropped`) are none; while there are none, they change no draw.
 
         `out` takes a Batch or dict of arrays or CPU tensors of shape (batch_size, *shape), filled
-        in place (pinned memory too); else fresh arrays. `device` gives torch tensors there, of
-        `out`'s values where both are given. The draw is the ring's own PCG64: same seed, same rows,
-        same calls, same batches.
+        in place (pinned memory too); else arrays that are the caller's own, in memory that earlier
+        batches have let go of: one that is kept costs new memory, and up to 256 MiB wait for the
+        next. `device` gives torch tensors there, of `out`'s values where both are given. The draw
+        is the ring's own PCG64: same seed, same rows, same calls, same batches.
 
         Raises EmptyRingError; ConfigError for a device that is not there; DamageError naming path
         and offset where a mapped block is bad, or OSError where it cannot be read; with
@@ -182,7 +183,13 @@ class RingReading(RingBinding):
         return rows
 
     def _batch(
-        self, refs: Refs, out: Any, device: Any, *, draw: bool = False, positions: Refs | None = None
+        self,
+        refs: Refs,
+        out: Any,
+        device: Any,
+        *,
+        draw: bool = False,
+        positions: Refs | None = None,
     ) -> Batch:
         """Gather the rows of `refs`; draw them, or find them by position, in the same call."""
         device = check_device(device)

@@ -90,9 +90,9 @@ class ReplayBuffer(RingReading):
         that is just being committed is waited for a minute more.
         """
         fields = merge(rows, fields)
-        storage = self._storage
-        if storage is None or self._add_exact(storage, fields, mask) != 1:
-            self._append(flatten(fields), mask, steps=None, lane=None)
+        left = self._append_exact(fields, mask, has_steps=False, lane=None)
+        if left:
+            self._append(flatten(fields), mask, steps=None, lane=None, left=left)
         self._drop_retired()
 
     def extend(
@@ -110,8 +110,14 @@ class ReplayBuffer(RingReading):
         bool of shape (T, lanes). Errors and blocking as for `add`. An interrupt leaves all of the
         steps or none; one that ends a wait for memory leaves those added before the wait, whole.
         """
-        flat = flatten(merge(rows, fields))
+        fields = merge(rows, fields)
         lane = None if lane is None else self._lane(lane)
+        left = self._append_exact(fields, mask, has_steps=True, lane=lane)
+        if left:
+            self._extend(flatten(fields), mask, lane, left)
+        self._drop_retired()
+
+    def _extend(self, flat: dict[str, Any], mask: Any, lane: int | None, left: int) -> None:
         self._check_usable()
         check_names(self.schema, flat)
         name = self._append_names[0]
@@ -123,18 +129,27 @@ class ReplayBuffer(RingReading):
                 expected=("steps", *self.schema[name].shape),
                 got=(),
             )
-        self._append(flat, mask, steps=len(first), lane=lane)
-        self._drop_retired()
+        self._append(flat, mask, steps=len(first), lane=lane, left=left)
 
-    def _add_exact(self, storage: Storage, fields: dict[str, Any], mask: Any) -> int:
+    def _append_exact(
+        self, fields: dict[str, Any], mask: Any, *, has_steps: bool, lane: Any
+    ) -> int:
+        """Append what is exactly as the native core takes it; return how many steps are left.
+
+        -1: nothing was done, and it takes a closer look.
+        """
+        storage = self._storage
+        if storage is None:
+            return -1
         try:
-            return storage.core.add_exact(fields, mask)
+            return storage.core.append_exact(fields, mask, has_steps, -1 if lane is None else lane)
         except NoMemory as fault:
             raise no_memory_error(self._label, storage, fault) from None
 
     def _append(
-        self, flat: dict[str, Any], mask: Any, *, steps: int | None, lane: int | None
+        self, flat: dict[str, Any], mask: Any, *, steps: int | None, lane: int | None, left: int
     ) -> None:
+        """Append the last `left` steps; -1: all of them."""
         check_names(self.schema, flat)
         lanes = 1 if lane is not None else self.num_envs
         lead = (lanes,) if steps is None else (steps, lanes)
@@ -144,7 +159,7 @@ class ReplayBuffer(RingReading):
         ]
         allowed = None if mask is None else as_mask(mask, lead)
         count = 1 if steps is None else steps
-        done = 0
+        done = 0 if left < 0 else count - left
 
         def append(storage: Storage) -> int:
             nonlocal done

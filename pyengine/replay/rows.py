@@ -150,9 +150,8 @@ def as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
 
 def as_refs(what: str, values: Any) -> NDArray[np.int64]:
     """Return flat int64 values; FieldDtypeError for floats and flags, which would be rounded."""
-    if type(values) is np.ndarray and values.ndim == 1 and values.dtype == np.int64:
-        if values.flags.carray:  # nearly always
-            return values
+    if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:  # mostly
+        return values if values.flags.carray else values.copy()  # as the native core takes it
     array = to_array(what, values)
     if array.size and array.dtype.kind not in "iu":
         raise FieldDtypeError(

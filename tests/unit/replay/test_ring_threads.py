@@ -111,7 +111,7 @@ def test_a_lock_after_the_close_is_refused():
     ):
         with pytest.raises(ClosedError):
             call()
-    assert core.add_exact(rows(1), None) == 0
+    assert core.append_exact(rows(1), None, False, -1) == -1
 
 
 def test_a_ring_that_its_own_thread_has_frozen_is_not_closed():
