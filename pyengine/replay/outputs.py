@@ -138,6 +138,6 @@ class Outputs:
             if tensor.dtype is torch.uint16 and self._fields[name].dtype == "bfloat16":
                 tensor = tensor.view(torch.bfloat16)
             tensors[name] = tensor
-        if torch.device(device).type == "cpu":
+        if device.type == "cpu":
             return tensors
         return {name: tensor.to(device) for name, tensor in tensors.items()}
