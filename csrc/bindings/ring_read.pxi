@@ -17,7 +17,7 @@ from ring_native cimport (
 
 cdef uint8_t *_tensor_target(value, type kind, tuple form, uint64_t rows) except? NULL:
     """Where the values of a contiguous CPU tensor (rows, *shape) lie; NULL: it is none, or looks
-    otherwise. Its buffer is taken by address: a NumPy view of it takes four times as long.
+    otherwise. Its buffer is taken by address: a NumPy view of each costs more than the look.
     """
     if type(value) is not kind or value.dtype is not form[0]:
         return NULL
