@@ -150,9 +150,8 @@ def test_outputs_with_a_device_are_filled_and_carried_there(kind):
             out = {"x": torch.zeros(2, dtype=torch.bfloat16)}
         if kind == "batch":
             out = ring.gather([0, 0])
-        batch = ring.gather([3, 6], out=out, device="meta")
-        assert batch["x"].device.type == "meta"
         batch = ring.gather([3, 6], out=out, device="cpu")
+        assert batch["x"].device.type == "cpu"
         assert batch["x"].dtype == torch.bfloat16
         assert batch["x"].tolist() == [3, 6]
         filled = torch.as_tensor(out["x"]).view(torch.bfloat16)
