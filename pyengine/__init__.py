@@ -22,6 +22,7 @@ _PUBLIC = {
     "RestoreReport": "pyengine.engine.report",
     "SnapshotInfo": "pyengine.catalog.info",
     "EnvironmentState": "pyengine.capture.environment",
+    "Pickled": "pyengine.capture.pickled",
     "open_run": "pyengine.catalog.run",
     "load": "pyengine.catalog.load",
 }
@@ -31,6 +32,7 @@ __all__ = ["__version__", "errors", *_PUBLIC]
 if TYPE_CHECKING:
     from pyengine import errors as errors
     from pyengine.capture.environment import EnvironmentState as EnvironmentState
+    from pyengine.capture.pickled import Pickled as Pickled
     from pyengine.catalog.info import SnapshotInfo as SnapshotInfo
     from pyengine.catalog.load import load as load
     from pyengine.catalog.run import open_run as open_run

@@ -34,6 +34,7 @@
     └── RestoreError
         ├── ComponentMismatchError  saved and tracked components differ
         ├── StateMismatchError      a component's saved state does not fit the live object
+        ├── PickleRefusedError      a component was saved by pickle, and reading it was not allowed
         ├── ModelMismatchError      a library's model is not the one that the run was made with
         ├── TruncatedLogError       a log file of the run was begun anew
         ├── NothingRestorableError  snapshots are, or were, there and none can be restored
@@ -289,6 +290,15 @@ class StateMismatchError(RestoreError):
         self.component = component
         self.expected = expected
         self.got = got
+
+
+class PickleRefusedError(RestoreError):
+    """A component was saved by pickle, which runs code when it is read, and nobody allowed that for
+    this name. Attribute: `component`."""
+
+    def __init__(self, message: str, *, component: str) -> None:
+        super().__init__(message)
+        self.component = component
 
 
 class ModelMismatchError(RestoreError):

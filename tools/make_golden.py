@@ -11,6 +11,7 @@ tests/unit/capture/test_golden_components.py.
 from __future__ import annotations
 
 import argparse
+import fractions
 import functools
 import mmap
 import struct
@@ -26,6 +27,7 @@ from pyengine._native.hashing import seal_image
 from pyengine.capture.build import build_component
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.files import Json
+from pyengine.capture.pickled import Pickled
 from pyengine.capture.staging import StagingLayout, StagingSlot
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.evaluations import EvaluationRecord, join_records
@@ -174,7 +176,13 @@ def tracked_objects() -> dict[str, Any]:
         "grid": np.arange(6, dtype=np.int16).reshape(2, 3),
         "complex": np.array([1 - 2j], dtype=np.complex64),
     }
-    return {"policy": net, "optimizer": optimizer, "explorer": generator, "counters": counters}
+    return {
+        "policy": net,
+        "optimizer": optimizer,
+        "explorer": generator,
+        "counters": counters,
+        "ratio": Pickled(get=lambda: fractions.Fraction(3, 7), set=print),
+    }
 
 
 @functools.cache
@@ -200,6 +208,7 @@ def components() -> dict[str, bytes]:
 
 
 COMPONENT_PATHS = (
+    "legacy/ratio.pkl",
     "meta.json",
     "model/policy.safetensors",
     "optimizer/optimizer.msgpack",

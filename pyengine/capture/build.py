@@ -8,10 +8,12 @@ import numpy as np
 
 from pyengine.capture.component import Component
 from pyengine.capture.environment import EnvironmentState
+from pyengine.capture.kinds.pickled import PickledComponent
 from pyengine.capture.kinds.rng import RngComponent
 from pyengine.capture.kinds.stateful import EnvironmentComponent, StatefulComponent
 from pyengine.capture.kinds.trees import CountersComponent, TensorComponent, is_container
 from pyengine.capture.lazy_torch import is_torch_loaded
+from pyengine.capture.pickled import Pickled
 from pyengine.capture.protocol import name_with_article, state_methods, type_name
 from pyengine.capture.rngs import rng_kind
 from pyengine.errors import UntrackableError
@@ -42,6 +44,8 @@ def build_component(name: str, value: Any) -> Component:
 def _other_component(name: str, value: Any) -> Component | None:
     if isinstance(value, EnvironmentState):
         return EnvironmentComponent(name, value)
+    if isinstance(value, Pickled):
+        return _pickled_component(name, value)
     if rng_kind(value) is not None:
         return RngComponent(name, value)
     if isinstance(value, np.ndarray):
@@ -53,6 +57,13 @@ def _other_component(name: str, value: Any) -> Component | None:
     counters = CountersComponent(name, value)
     counters.capture()  # what cannot be saved is told now, not by the first snapshot
     return counters
+
+
+def _pickled_component(name: str, value: Pickled) -> Component:
+    pickled = PickledComponent(name, value)
+    if value.is_object:
+        pickled.capture()  # as for counters; functions may not be ready yet
+    return pickled
 
 
 def _is_frozen(value: Any) -> bool:
@@ -83,5 +94,6 @@ def _advice(name: str, value: Any) -> str:
         return "code is not saved: keep what it computes from in a dict and track that"
     return (
         "give it get_state() and set_state(state), or state_dict() and load_state_dict(state), "
-        "or put what has to survive into a dict"
+        "or put what has to survive into a dict; pyengine.Pickled(...) saves it by pickle, which "
+        "runs code when it is restored"
     )

@@ -7,6 +7,7 @@
     environment  environment/<name>.msgpack + .safetensors
     state        state/<name>.msgpack + .safetensors
     counters, scheduler, scaler   meta.json["state"][<name>], arrays in state/<name>.safetensors
+    pickle       legacy/<name>.pkl, nothing else
 
 A .safetensors file beside a structure exists only where the structure refers to tensors.
 """
@@ -24,7 +25,7 @@ import msgpack
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
 from pyengine.errors import DamageError, FormatVersionError, PyengineError
-from pyengine.format.names import META
+from pyengine.format.names import MANIFEST, META
 
 STATE_VERSION = 1
 """Version of the structures in msgpack files, metadata and meta.json."""
@@ -40,6 +41,9 @@ _FOLDERS = {
     "scheduler": "state",
     "scaler": "state",
 }
+PICKLE = "pickle"
+"""The kind of objects that a script saves by pickle; see pyengine.capture.pickled."""
+
 _IN_METADATA = frozenset({"module", "tensor"})
 _IN_META = frozenset({"counters", "scheduler", "scaler"})
 FIXED_KINDS = frozenset({"module", "tensor", "optimizer", "rng"})
@@ -74,14 +78,22 @@ def structure_path(name: str, kind: str) -> str:
     """Return the relative path of the file that holds a component's structure."""
     if kind in _IN_META:
         return META
+    if kind == PICKLE:
+        return pickle_path(name)
     return tensor_path(name, kind) if kind in _IN_METADATA else f"{_FOLDERS[kind]}/{name}.msgpack"
+
+
+def pickle_path(name: str) -> str:
+    """Return the relative path of the pickle of a component."""
+    return f"legacy/{name}.pkl"
 
 
 def component_paths(name: str, kind: str, *, has_tensors: bool) -> tuple[str, ...]:
     """Return the relative paths of all files of a component, the structure's first."""
     structure = structure_path(name, kind)
-    tensors = tensor_path(name, kind)
-    return (structure, tensors) if has_tensors and structure != tensors else (structure,)
+    if not has_tensors or kind in _IN_METADATA:
+        return (structure,)
+    return (structure, tensor_path(name, kind))
 
 
 def envelope(name: str, kind: str, structure: Node) -> dict[str, Any]:
@@ -118,7 +130,9 @@ def _lines(entries: Mapping[str, Any]) -> str:
 
 
 def blob_bytes(name: str, kind: str, structure: Node) -> bytes:
-    """Return the msgpack file of a component."""
+    """Return the file of a component's structure: msgpack, or a pickle as it is."""
+    if kind == PICKLE:
+        return bytes(structure)
     packed: bytes = msgpack.packb(envelope(name, kind, structure), use_bin_type=True)
     return packed
 
@@ -140,6 +154,8 @@ def read_parts(
 
     Raises DamageError where a file is malformed or missing, FormatVersionError where it is newer.
     """
+    if kind not in _FOLDERS:
+        raise DamageError(f"{name!r} is of the unknown kind {kind!r}", path=MANIFEST)
     path = structure_path(name, kind)
     where = tensor_path(name, kind)
     tensors = TensorFile(files[where], where) if where in files else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from pyengine.capture.files import PICKLE
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.engine.report import ComponentReport
 from pyengine.engine.tracked import Tracked
@@ -14,9 +15,11 @@ from pyengine.format.manifest import ComponentRecord
 def check_kind(name: str, kind: str, record: ComponentRecord) -> None:
     """Raise StateMismatchError where a name stands for another kind of object than when saved."""
     if record.kind != kind:
+        by_pickle = " (here: as pyengine.Pickled, if you trust the run)"
         raise StateMismatchError(
             f"{name!r} is a {kind} in this script and a {record.kind} in the snapshot: track it "
-            "under another name, or restore with the object that it was saved from",
+            "under another name, or restore with the object that it was saved from"
+            f"{by_pickle if record.kind == PICKLE else ''}",
             component=name,
             expected=kind,
             got=record.kind,

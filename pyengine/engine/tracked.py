@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
 
 
-_WITH_METHODS = ("environment", "state")
+_WITH_METHODS = ("environment", "state", "pickle")
 
 
 class Tracked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "tied": tied, "own": own, "counted": tree, "teacher": Teacher(),
         "scaler": torch.amp.GradScaler("cpu"), "vector": np.arange(3, dtype=np.float32),
         "environment": pyengine.EnvironmentState(get=everything, set=print),
+        "pickled": pyengine.Pickled(get=lambda: [1, "a"], set=print),
     }  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "run"
     with pyengine.SnapshotEngine(path, notes={"why": "page"}) as engine:
@@ -79,7 +81,7 @@ def test_manifest_and_components_are_all_there(run: dict[str, Any]) -> None:
     assert run["manifest"]["metrics"] == {"loss": "nan"}
     kinds = {record["kind"] for record in run["manifest"]["components"]}
     assert kinds >= {row[0].strip("`") for row in page_decoder.table_rows("Component files")[1:]}
-    assert kinds >= {"ring", "excluded"}
+    assert kinds >= {"ring", "excluded", "pickle"}
 
 
 def test_rows_of_a_wrapped_ring_are_read_by_lane_and_row_id(run: dict[str, Any]) -> None:
@@ -130,6 +132,7 @@ def test_other_objects_give_what_their_methods_gave(run: dict[str, Any]) -> None
     assert_same(values["scheduler"], training.scheduler.state_dict())
     assert_same(values["counters"], training.counters)
     assert_same(values["vector"], run["objects"]["vector"])
+    assert pickle.loads(values["pickled"]) == [1, "a"]
     assert_same(values["explorer"]["state"], training.rng.bit_generator.state)
     assert_same(values["process_rng"]["torch"], run["process"])
 

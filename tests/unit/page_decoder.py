@@ -110,6 +110,8 @@ def decode_snapshot(read, manifest):
         mine = {path: files[path] for path in component["files"]}
         if component["kind"] == "ring":
             values[component["name"]] = decode_ring(mine)
+        elif component["kind"] == "pickle":
+            (values[component["name"]],) = mine.values()
         elif component["kind"] != "excluded":
             values[component["name"]] = decode_component(mine, component["name"], component["kind"])
     return document, values
