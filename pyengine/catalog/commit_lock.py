@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from pyengine.catalog.scan import claimed_generation
 from pyengine.errors import StaleGenerationError
 from pyengine.format import names
+from pyengine.format.sealed import record_bytes
 from pyengine.fs import door, durable
 from pyengine.fs.locks import OfdLock
 
@@ -77,7 +77,7 @@ class CommitLock:
         name = self._free_quarantine_name(snapshot)
         # The record first: what lies there is never without one.
         file = names.quarantine_record_name(name)
-        data = json.dumps({"snapshot": snapshot, **record}, indent=1).encode() + b"\n"
+        data = record_bytes({"snapshot": snapshot, **record}, indent=1)
         temporary = names.temporary_name(self.generation, file)
         durable.replace_file(parents[1], file, data, temporary=temporary)
         target = os.path.join(parents[1], name)

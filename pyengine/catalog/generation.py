@@ -6,16 +6,16 @@ after a crash and is skipped. Life is told by the locks on the file, never by wh
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 
 from pyengine import __version__, config
 from pyengine.catalog import scan
 from pyengine.catalog.lines import read_lines
-from pyengine.errors import DamageError
+from pyengine.errors import DamageError, RestoreError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
+from pyengine.format.sealed import parse_record, record_bytes
 from pyengine.fs import door, process
 from pyengine.fs.beneath import read_beneath
 from pyengine.fs.locks import OfdLock
@@ -90,7 +90,7 @@ def append_party(path: str, role: str) -> None:
     }
     fd = door.active.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        door.active.write(fd, json.dumps(record).encode() + b"\n")
+        door.active.write(fd, record_bytes(record))
         door.active.fsync(fd)
     finally:
         door.active.close(fd)
@@ -112,10 +112,10 @@ def read_party(run_dir: str, generation: int, role: str) -> Party:
         return found
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_record(line, name, limit_bytes=_RECORD_MAX_BYTES)
             if record["role"] == role:
                 identity = ProcessIdentity.from_dict(record)
                 found = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        except (RestoreError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             continue
     return found

@@ -21,7 +21,7 @@ from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import Line, read_lines
 from pyengine.catalog.pool import pool_directory
 from pyengine.catalog.verify import verify_segment
-from pyengine.errors import DamageError, FormatVersionError
+from pyengine.errors import DamageError, FormatVersionError, RestoreError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
@@ -77,13 +77,17 @@ def find_later_rows(
 
 def _lines_of(run_dir: str, info: SnapshotInfo) -> Iterator[Line]:
     """Yield the lines that grew from the snapshot, the newest first, its own last."""
-    lines = read_lines(run_dir)
+    lines = read_lines(run_dir, _tell)
     grown = [line for line in lines.values() if line.parent == info.name]
     yield from sorted(grown, key=lambda line: line.order, reverse=True)
     own = lines.get(info.line)
     if own is not None:
         # Where it started is long past: the snapshot holds those rows.
         yield replace(own, start_rows={})
+
+
+def _tell(error: RestoreError | OSError) -> None:
+    logger.error("rows that came after the snapshot may stay behind: %s", error)
 
 
 def _reaches(header: BufferHeader, start_rows: Iterable[int]) -> bool:

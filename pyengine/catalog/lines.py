@@ -6,19 +6,19 @@ is durable before the restore returns, and never changed.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.config import COMMIT_LOCK_SECONDS
-from pyengine.errors import DamageError
+from pyengine.errors import RestoreError
 from pyengine.format import names
-from pyengine.format.document import Fields, parse_document
+from pyengine.format.document import Fields
 from pyengine.format.manifest import utc_timestamp
+from pyengine.format.sealed import parse_record, record_bytes
 from pyengine.fs import durable
 from pyengine.fs.beneath import read_beneath
 
@@ -87,15 +87,17 @@ def open_line(
         durable.replace_file(
             os.path.join(run_dir, names.LINES),
             names.line_file_name(line.id),
-            json.dumps(record).encode(),
+            record_bytes(record),
             temporary=names.temporary_name(generation, names.line_file_name(line.id)),
         )
     return line
 
 
-def read_lines(run_dir: str) -> dict[str, Line]:
-    """Return the lines of a run by id (16 hex). One that cannot be read is left out: whoever asks
-    must then treat its history as unknown."""
+def read_lines(
+    run_dir: str, tell: Callable[[RestoreError | OSError], object] = lambda _: None
+) -> dict[str, Line]:
+    """Return the lines of a run by id (16 hex). One that cannot be read is left out, and `tell` is
+    called with the reason: whoever asks must then treat its history as unknown."""
     directory = os.path.join(run_dir, names.LINES)
     found = {}
     try:
@@ -107,8 +109,8 @@ def read_lines(run_dir: str) -> dict[str, Line]:
         if line_id is not None:
             try:
                 found[names.line_text(line_id)] = _read(directory, line_id)
-            except (DamageError, OSError):
-                continue
+            except (RestoreError, OSError) as error:
+                tell(error)
     return found
 
 
@@ -117,7 +119,7 @@ def _read(directory: str, line_id: int) -> Line:
     path = os.path.join(directory, name)
     data = read_beneath(directory, name, limit_bytes=_LINE_MAX_BYTES)
     # Lines of before they were numbered were the only one of their generation, nearly always.
-    document = {"number": 0, **parse_document(data, path, limit_bytes=_LINE_MAX_BYTES)}
+    document = {"number": 0, **parse_record(data, path, limit_bytes=_LINE_MAX_BYTES)}
     fields = Fields(document, path)
     if fields.hexadecimal("line") != names.line_text(line_id):
         fields.refuse("line", "the id in the file's name", fields.hexadecimal("line"))

@@ -8,15 +8,18 @@ that the snapshot was restored, so that its files were read and verified.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 
-from pyengine.errors import DamageError
+from pyengine.errors import RestoreError
 from pyengine.format import names
+from pyengine.format.document import Fields
 from pyengine.format.manifest import utc_timestamp
+from pyengine.format.sealed import parse_record, record_bytes
 from pyengine.fs import door, durable
 from pyengine.fs.beneath import read_beneath
+
+_MARKER_MAX_BYTES = 4096
 
 DEATHS_MAX = 2
 """After so many deaths in its restore, a snapshot is tried last."""
@@ -67,7 +70,7 @@ def restored_snapshots(run_dir: str) -> set[str]:
 
 def _write(directory: str, name: str, generation: int, record: dict[str, object]) -> None:
     temporary = names.temporary_name(generation, name)
-    durable.replace_file(directory, name, json.dumps(record).encode(), temporary=temporary)
+    durable.replace_file(directory, name, record_bytes(record), temporary=temporary)
 
 
 def _markers(directory: str) -> list[tuple[str, str]]:
@@ -82,7 +85,9 @@ def _attempts(path: str) -> int:
     directory, name = os.path.split(path)
     try:
         # Not by open(): a FIFO in the marker's place would never let go of us.
-        value = json.loads(read_beneath(directory, name, limit_bytes=4096))["attempts"]
-    except (OSError, DamageError, ValueError, KeyError, TypeError, RecursionError):
+        data = read_beneath(directory, name, limit_bytes=_MARKER_MAX_BYTES)
+        return Fields(parse_record(data, path, limit_bytes=_MARKER_MAX_BYTES), path).integer(
+            "attempts"
+        )
+    except (OSError, RestoreError):
         return 0
-    return value if isinstance(value, int) else 0

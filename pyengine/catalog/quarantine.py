@@ -10,7 +10,7 @@ Beside each directory in `quarantine/` lies `<name>.json`, which says what is wr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from pyengine.catalog import scan, verify
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.config import COMMIT_LOCK_SECONDS
-from pyengine.errors import DamageError, FormatVersionError
+from pyengine.errors import DamageError, FormatVersionError, RestoreError
 from pyengine.format import names
-from pyengine.format.document import Fields, parse_document
+from pyengine.format.document import Fields
 from pyengine.format.manifest import FileRecord, utc_timestamp
+from pyengine.format.sealed import parse_record
 from pyengine.fs.beneath import read_beneath
 
 _RECORD_MAX_BYTES = 1024 * 1024
@@ -136,8 +137,17 @@ def lost_snapshots(run_dir: str) -> list[tuple[str, str]]:
     return lost
 
 
-def damaged_files(run_dir: str) -> dict[FileIdentity, str]:
-    """Return the files that damaged snapshots in quarantine hold, by identity, with their paths.
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file of a snapshot in quarantine that is not what that one's manifest says: its path, and
+    the checksum that it was to have; None where that manifest cannot be read."""
+
+    path: str
+    xxh3_64: str | None
+
+
+def damaged_files(run_dir: str) -> dict[FileIdentity, DamagedFile]:
+    """Return the files that damaged snapshots in quarantine hold, by identity.
 
     Snapshots share them by hard links: another one that holds the same file is damaged too.
     """
@@ -149,23 +159,32 @@ def damaged_files(run_dir: str) -> dict[FileIdentity, str]:
             path = os.path.join(directory, name, str(record.get("file")))
             identity = _identity(path)
             if identity is not None:
-                found[identity] = path
+                found[identity] = DamagedFile(path, _expected(directory, name, record["file"]))
     return found
 
 
-def shared_file(info: SnapshotInfo, damaged: dict[FileIdentity, str]) -> tuple[str, str] | None:
-    """Return (path below the snapshot, path of the damaged file) where it holds one of them."""
-    for file, identity in _identities(info) if damaged else ():
-        if identity in damaged:
-            return file, damaged[identity]
-    return None
+def _expected(directory: str, name: str, file: str) -> str | None:
+    try:
+        manifest = scan.read_manifest(os.path.join(directory, name))
+    except (RestoreError, OSError):
+        return None
+    return next((one.xxh3_64 for one in manifest.files if one.path == file), None)
 
 
-def _identities(info: SnapshotInfo) -> Iterator[tuple[str, FileIdentity]]:
-    for record in info.files:
+def shared_file(
+    info: SnapshotInfo, damaged: dict[FileIdentity, DamagedFile]
+) -> tuple[str, str] | None:
+    """Return (path below the snapshot, path of the damaged file) where it holds one of them.
+
+    A whole file that lay in a wrong place is not what the damaged snapshot expected there, and may
+    well be what this one expects.
+    """
+    for record in info.files if damaged else ():
         identity = _identity(os.path.join(info.path, record.path))
-        if identity is not None:
-            yield record.path, identity
+        other = damaged.get(identity) if identity is not None else None
+        if other is not None and other.xxh3_64 in (None, record.xxh3_64):
+            return record.path, other.path
+    return None
 
 
 def _identity(path: str) -> FileIdentity | None:
@@ -187,8 +206,8 @@ def _read_record(directory: str, name: str) -> dict[str, Any] | None:
     try:
         data = read_beneath(directory, file, limit_bytes=_RECORD_MAX_BYTES)
         path = os.path.join(directory, file)
-        record = parse_document(data, path, limit_bytes=_RECORD_MAX_BYTES)
+        record = parse_record(data, path, limit_bytes=_RECORD_MAX_BYTES)
         Fields(record, path).relative_path("file")
-    except (OSError, DamageError):
+    except (OSError, RestoreError):
         return None
     return record

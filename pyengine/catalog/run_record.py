@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from pyengine import __version__
-from pyengine.errors import DamageError, RunDirectoryError
+from pyengine.errors import DamageError, RestoreError, RunDirectoryError
 from pyengine.format import names
-from pyengine.format.document import Fields, parse_document
+from pyengine.format.document import Fields
 from pyengine.format.manifest import utc_timestamp
+from pyengine.format.sealed import parse_record, record_bytes
 from pyengine.fs import durable
 from pyengine.fs.beneath import read_beneath
 
 _RECORD_MAX_BYTES = 1024 * 1024
-_RUN_SCHEMA_VERSION = 1
 
 
 def write_run_record(
@@ -29,21 +28,21 @@ def write_run_record(
     """
     run_id = run_id or secrets.token_hex(8)
     record: dict[str, Any] = {
-        "schema_version": _RUN_SCHEMA_VERSION,
         "run_id": run_id,
         "created_at": utc_timestamp(),
         "pyengine": __version__,
     }
     if branched_from is not None:
         record["branched_from"] = dict(branched_from)
-    data = json.dumps(record, indent=1).encode() + b"\n"
+    data = record_bytes(record, indent=1)
     temporary = names.temporary_name(0, names.RUN_JSON)
     durable.replace_file(run_dir, names.RUN_JSON, data, temporary=temporary)
     return run_id
 
 
 def read_run_id(run_dir: str) -> str:
-    """Return the run's id. RunDirectoryError: run.json is missing or damaged."""
+    """Return the run's id. RunDirectoryError: run.json is missing or damaged. FormatVersionError:
+    it is newer."""
     path = os.path.join(run_dir, names.RUN_JSON)
     try:
         return Fields(_read(run_dir), path).text("run_id", limit=100)
@@ -59,7 +58,7 @@ def read_branched_from(run_dir: str) -> dict[str, Any] | None:
     """Return where a branch came from; None: the run is none, or its record cannot be read."""
     try:
         record = _read(run_dir).get("branched_from")
-    except (OSError, DamageError):
+    except (OSError, RestoreError):
         return None
     return record if isinstance(record, dict) else None
 
@@ -67,4 +66,4 @@ def read_branched_from(run_dir: str) -> dict[str, Any] | None:
 def _read(run_dir: str) -> dict[str, Any]:
     path = os.path.join(run_dir, names.RUN_JSON)
     data = read_beneath(run_dir, names.RUN_JSON, limit_bytes=_RECORD_MAX_BYTES)
-    return parse_document(data, path, limit_bytes=_RECORD_MAX_BYTES)
+    return parse_record(data, path, limit_bytes=_RECORD_MAX_BYTES)

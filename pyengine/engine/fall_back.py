@@ -68,7 +68,7 @@ class _Search:
         self._options = options
         self._tell = applying
         self._is_applying = False
-        self._damaged: dict[quarantine.FileIdentity, str] = {}
+        self._damaged: dict[quarantine.FileIdentity, quarantine.DamagedFile] = {}
         self._notes: list[str] = []
         self._refused: list[tuple[str, str]] = []
 

@@ -8,12 +8,9 @@ pyengine/format/FORMAT.md.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal, cast
-
-import xxhash
 
 from pyengine.errors import ConfigError, DamageError
 from pyengine.format import names
@@ -21,6 +18,7 @@ from pyengine.format.document import Fields, is_shallow, parse_document
 from pyengine.format.evaluations import EVALUATIONS_MAX
 from pyengine.format.metrics import metrics_to_json, read_metrics
 from pyengine.format.migrations import SCHEMA_VERSION, migrate
+from pyengine.format.sealed import check_seal, seal
 
 MANIFEST_MAX_BYTES = 64 * 1024 * 1024
 """Largest manifest that is read."""
@@ -31,7 +29,6 @@ NOTES_MAX_BYTES = 1024 * 1024
 _FILES_MAX = 1_000_000
 _COMPONENTS_MAX = 10_000
 _NOTES_DEPTH_MAX = 16
-_LAST_LINE = re.compile(rb'"xxh3_64": "([0-9a-f]{16})"\}\n?')
 
 Covers = Literal["all", "segment"]
 Status = Literal["saved", "excluded"]
@@ -101,9 +98,7 @@ class Manifest:
         """Return the file. ConfigError: `from_bytes` would refuse it, so it is never written."""
         document = {"schema_version": self.schema_version, **_without_version(self)}
         try:
-            text = json.dumps(document, indent=1, allow_nan=False)
-            body = text.removesuffix("\n}").encode("ascii") + b",\n"
-            data = body + b'"xxh3_64": "%s"}' % xxhash.xxh3_64_hexdigest(body).encode("ascii")
+            data = seal(json.dumps(document, indent=1, allow_nan=False))
             Manifest.from_bytes(data, path=names.MANIFEST)
         except (DamageError, ValueError, TypeError) as error:
             raise ConfigError(f"the manifest could not be read back: {error}") from error
@@ -128,20 +123,7 @@ def check_sum(data: bytes, path: str) -> None:
             f"{path}: {len(data)} bytes are more than the {MANIFEST_MAX_BYTES} it may have",
             path=path,
         )
-    start = data.rstrip(b"\n").rfind(b"\n") + 1
-    match = _LAST_LINE.fullmatch(data, start)
-    if match is None or start == 0:
-        raise DamageError(f"{path} does not end with its checksum line", path=path, offset=start)
-    got = xxhash.xxh3_64_hexdigest(memoryview(data)[:start])
-    expected = match[1].decode("ascii")
-    if got != expected:
-        raise DamageError(
-            f"{path}: its bytes have the checksum {got}, its last line says {expected}",
-            path=path,
-            offset=0,
-            expected=expected,
-            got=got,
-        )
+    check_seal(data, path)
 
 
 def _without_version(manifest: Manifest) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from readers import COMPONENTS, GOLDEN
 from pyengine.format.buffer_header import LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord
+from pyengine.format.sealed import record_bytes, seal
 
 LINE = {
     "line": "00000000000000ab", "generation": 2, "parent": "step-00000500.g0001.s0005",
@@ -30,7 +31,7 @@ RECORD = {
     "text": "damaged", "found_at": "2026-11-30T12:43:27.770Z",
 }  # fmt: skip
 RUN = {
-    "schema_version": 1, "run_id": "7a58d54464a3f6f0", "created_at": "2026-11-30T12:43:27.769Z",
+    "run_id": "7a58d54464a3f6f0", "created_at": "2026-11-30T12:43:27.769Z",
     "pyengine": "0.1.0",
     "branched_from": {"run": "/other", "snapshot": "step-00000100.g0001.s0001"},
 }  # fmt: skip
@@ -79,17 +80,18 @@ SEEDS: dict[str, bytes] = {
     "optimizer": _component("optimizer/optimizer.msgpack"),
     "rng": _component("rng/explorer.msgpack"),
     "counters": _component("meta.json"),
-    "line": _json(LINE),
-    "run": _json(RUN),
-    "branched": _json(RUN),
-    "generation": _json(PARTY),
-    "marker": _json({"attempts": 1}),
-    "quarantine": _json(RECORD),
+    "line": record_bytes(LINE),
+    "run": record_bytes(RUN, indent=1),
+    "branched": record_bytes(RUN, indent=1),
+    "generation": record_bytes(PARTY),
+    "marker": record_bytes({"attempts": 1}),
+    "quarantine": record_bytes(RECORD, indent=1),
 }
 
 MSGPACK = {"descriptor", "optimizer", "rng"}
 SAFETENSORS = {"tensors", "module"}
 BINARY = {"segment", "image"}
+SEALED = {"manifest", "line", "run", "branched", "generation", "marker", "quarantine"}
 
 
 def _nested(depth: int) -> Any:
@@ -162,10 +164,9 @@ def _build(name: str, value: Any, original: bytes) -> bytes:
         (length,) = struct.unpack_from("<Q", original)
         header = json.dumps(value).encode()
         return struct.pack("<Q", len(header)) + header + original[8 + length :]
-    if name == "manifest" and isinstance(value, dict):
+    if name in SEALED and isinstance(value, dict):
         value.pop("xxh3_64", None)
-        body = json.dumps(value, indent=1).removesuffix("\n}").encode() + b",\n"
-        return body + b'"xxh3_64": "%s"}\n' % xxhash.xxh3_64_hexdigest(body).encode()
+        return seal(json.dumps(value, indent=1 if name == "manifest" else None)) + b"\n"
     return json.dumps(value).encode()
 
 
@@ -238,7 +239,7 @@ def mangled(draw: Any, name: str) -> bytes:
 
 def reseal(name: str, data: bytes) -> bytes:
     """Make the checksum of a changed file right where it has one, so that readers go on."""
-    if name != "manifest":
+    start = data.rfind(b'"xxh3_64"')
+    if name not in SEALED or start < 0:
         return data
-    start = data.rstrip(b"\n").rfind(b"\n") + 1
     return data[:start] + b'"xxh3_64": "%s"}\n' % xxhash.xxh3_64_hexdigest(data[:start]).encode()

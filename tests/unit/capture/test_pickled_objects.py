@@ -6,6 +6,7 @@ import fractions
 import pickle
 import random
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ class Table(dict):
 class Guarded:
     """Refuses changes, and gives something back at its end."""
 
-    ended: list[str] = []
+    ended: ClassVar[list[str]] = []
 
     def __init__(self, name):
         self.__dict__["name"] = name
@@ -108,7 +109,7 @@ def test_check_refuses_before_anything_is_set(snapshot):
 
 def test_another_type_is_a_mismatch_and_changes_nothing(snapshot):
     live = Harder(1)
-    with pytest.raises(StateMismatchError, match="Curriculum for a .*Harder"):
+    with pytest.raises(StateMismatchError, match=r"Curriculum for a .*Harder"):
         snapshot(x=Pickled(Curriculum(2))).restore({"x": Pickled(live)})
     assert live.level == 1
 

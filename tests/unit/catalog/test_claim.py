@@ -17,6 +17,7 @@ from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.run_record import read_run_id
 from pyengine.errors import RunBusyError, RunDirectoryError, StaleGenerationError
 from pyengine.format import names
+from pyengine.format.sealed import record_bytes
 from pyengine.fs.locks import is_locked
 
 _OWN = """
@@ -73,7 +74,8 @@ def _own_and_die(run_dir):
 
 def _records(path):
     with open(path) as file:
-        return [json.loads(line) for line in file]
+        records = [json.loads(line) for line in file]
+    return [{key: value for key, value in one.items() if key != "xxh3_64"} for one in records]
 
 
 def test_generations_rise_and_are_recorded(run_dir):
@@ -196,9 +198,9 @@ def test_writer_of_another_host_is_never_ended(run_dir, spawn):
     path = generation.generation_path(run_dir, 1)
     lines = _records(path)
     lines[-1]["host"] = "elsewhere"
-    with open(path, "r+") as file:  # the same inode: its locks stay
+    with open(path, "r+b") as file:  # the same inode: its locks stay
         file.truncate()
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+        file.write(b"".join(map(record_bytes, lines)))
     with pytest.raises(RunBusyError) as caught:
         claim_run(run_dir, wait_seconds=0.1)
     assert caught.value.host == "elsewhere"
@@ -211,10 +213,9 @@ def test_pid_that_was_reused_is_never_ended(run_dir, spawn):
     bystander = spawn("print('up', flush=True); input()", expect="up")
     writer.send_signal(signal.SIGSTOP)
     path = generation.generation_path(run_dir, 1)
-    with open(path) as file:
-        record = json.loads(file.readlines()[-1])
-    with open(path, "a") as file:
-        file.write(json.dumps({**record, "pid": bystander.pid}) + "\n")
+    record = {**_records(path)[-1], "pid": bystander.pid}
+    with open(path, "ab") as file:
+        file.write(record_bytes(record))
     with pytest.raises(RunBusyError):
         claim_run(run_dir, wait_seconds=0.1)
     assert bystander.poll() is None

@@ -114,6 +114,8 @@ def test_a_move_is_durable_and_recorded(run, make, monkeypatch):
         "expected": "aa",
         "got": "bb",
         "text": "bad",
+        "schema_version": 2,
+        "xxh3_64": record["xxh3_64"],
     }
     ops = [call.op for call in recorder.calls]
     move = max(i for i, op in enumerate(ops) if op == "rename")
