@@ -202,6 +202,24 @@ def structures(draw: Any, name: str) -> bytes:
     return _build(name, value, original)
 
 
+@st.composite
+def exchanged(draw: Any, original: Any) -> Any:
+    """Values with one to three things exchanged, removed, wrapped, or given under another key."""
+    value = original
+    for _ in range(draw(st.integers(1, 3))):
+        value = _exchange(value, draw(st.sampled_from(_paths(value))), draw)
+    return value
+
+
+@st.composite
+def with_metadata(draw: Any, header: dict[str, Any]) -> Any:
+    """Headers of a safetensors file with something exchanged in the JSON of their metadata."""
+    metadata = header["__metadata__"]
+    key = draw(st.sampled_from(sorted(metadata.keys() - {"format"})))
+    changed = draw(exchanged(json.loads(metadata[key])))
+    return {**header, "__metadata__": {**metadata, key: json.dumps(changed)}}
+
+
 EXTREMES = [0, 1, 7, 2**16, 2**31, 2**32 - 1, 2**50, 2**62 + 1, 2**63, 2**64 - 1]
 
 

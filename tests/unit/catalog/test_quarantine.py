@@ -154,7 +154,7 @@ def test_files_of_quarantine_are_known_by_their_inode(run, make):
     shutil.copy(os.path.join(info.path, MODEL), os.path.join(apart.path, MODEL))
     target = quarantine.move(run.run_dir, run.generation, _damage(info))
     damaged = quarantine.damaged_files(run.run_dir)
-    assert list(damaged.values()) == [os.path.join(target, MODEL)]
+    assert [file.path for file in damaged.values()] == [os.path.join(target, MODEL)]
     assert quarantine.shared_file(other, damaged) == (MODEL, os.path.join(target, MODEL))
     assert quarantine.shared_file(apart, damaged) is None
 
