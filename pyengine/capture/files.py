@@ -25,6 +25,7 @@ import msgpack
 from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
 from pyengine.errors import DamageError, FormatVersionError, PyengineError
+from pyengine.format.document import parse_json, unique
 from pyengine.format.names import MANIFEST, META
 
 STATE_VERSION = 1
@@ -192,8 +193,10 @@ def _envelope(
     files: Mapping[str, Any], path: str, name: str, kind: str, tensors: TensorFile | None
 ) -> Any:
     if kind in _IN_META:
-        return json.loads(bytes(files[path]))["state"][name]
+        return parse_json(bytes(files[path]))["state"][name]
     if kind in _IN_METADATA:
         assert tensors is not None
-        return json.loads(tensors.structure or "")
-    return msgpack.unpackb(bytes(files[path]), raw=False, strict_map_key=False)
+        return parse_json(tensors.structure or "")
+    return msgpack.unpackb(
+        bytes(files[path]), raw=False, strict_map_key=False, object_pairs_hook=unique
+    )

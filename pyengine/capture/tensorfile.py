@@ -29,6 +29,7 @@ from pyengine.capture.dtypes import (
 from pyengine.capture.lazy_torch import is_tensor
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, TruncatedFileError
+from pyengine.format.document import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ class TensorFile:
         metadata = table.pop("__metadata__", {})
         try:
             self.structure: str | None = metadata.get(STRUCTURE_KEY)
-            self._logical: dict[str, Logical] = dict(json.loads(metadata.get(DTYPES_KEY, "{}")))
+            self._logical: dict[str, Logical] = dict(parse_json(metadata.get(DTYPES_KEY, "{}")))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise self._damage(f"its metadata is malformed: {error}") from None
         self._records = {name: self._record(name, entry) for name, entry in table.items()}
@@ -192,7 +193,7 @@ class TensorFile:
         if length > min(HEADER_LIMIT_BYTES, size - 8):
             raise self._damage(f"its header claims {length} bytes of {size - 8}")
         try:
-            table = json.loads(bytes(self._buffer[8 : 8 + length]))
+            table = parse_json(bytes(self._buffer[8 : 8 + length]))
         except (ValueError, RecursionError) as error:
             raise self._damage(f"its header is not JSON: {error}") from None
         if not isinstance(table, dict):

@@ -6,7 +6,7 @@ Every refusal is a DamageError that names the file and the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from pyengine.errors import DamageError
@@ -27,7 +27,7 @@ def parse_document(data: bytes, path: str, *, limit_bytes: int) -> dict[str, Any
             got=len(data),
         )
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise DamageError(f"{path} is not valid JSON: {error}", path=path) from error
     if not isinstance(value, dict):
@@ -35,6 +35,12 @@ def parse_document(data: bytes, path: str, *, limit_bytes: int) -> dict[str, Any
     if not is_shallow(value, _DEPTH_MAX):
         raise DamageError(f"{path} is nested deeper than {_DEPTH_MAX} levels", path=path)
     return value
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON of any size and depth. ValueError: it is none, or a key is given twice, of which
+    other readers might take the other; RecursionError: it is nested beyond what Python takes."""
+    return json.loads(data, object_pairs_hook=unique, parse_constant=_refuse_constant)
 
 
 def is_shallow(value: Any, depth_max: int) -> bool:
@@ -52,7 +58,9 @@ def is_shallow(value: Any, depth_max: int) -> bool:
     return False
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return an object of these pairs. ValueError: a key is given twice."""
+    pairs = list(pairs)
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key is given twice")

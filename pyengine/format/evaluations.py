@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyengine.errors import DamageError
-from pyengine.format.document import Fields
+from pyengine.format.document import Fields, parse_json
 from pyengine.format.metrics import metrics_to_json, read_metrics
 
 EVALUATIONS_MAX = 10_000
@@ -61,7 +61,7 @@ def read_evaluations(meta: bytes, path: str, *, expected: int) -> tuple[Evaluati
     DamageError: they are not what they should be; `path` is for messages.
     """
     try:
-        document = json.loads(meta)  # its state may be nested deeper than documents of ours
+        document = parse_json(meta)  # its state may be nested deeper than documents of ours
     except (ValueError, RecursionError) as error:
         raise DamageError(f"{path} is not valid JSON: {error}", path=path) from error
     records = Fields(document, path).records("evaluations", limit=EVALUATIONS_MAX)

@@ -1,7 +1,7 @@
 """Things that are no files of ours in the places of a run: every reader refuses them by type.
 
-Each case runs in this process under an alarm: a FIFO that somebody opens, or a sparse giant that
-somebody reads, would hold it up.
+Each case runs in this process: a FIFO that somebody opens, or a sparse giant that somebody reads,
+would hold it up until the test's time is over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import contextlib
 import os
 import pickle
 import shutil
-import signal
 import socket
+import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from crash.thread_writer import NoWriter, writers_in_threads
+from program import Training, new_ring
 from readers import GOLDEN
 
 import pyengine
@@ -24,21 +26,22 @@ from pyengine.catalog.claim import claim_run
 from pyengine.cli.main import main
 from pyengine.errors import PyengineError
 
-SECONDS = 20
 
-
-@contextlib.contextmanager
-def alarmed() -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise AssertionError(f"still reading after {SECONDS} s")
-
-    former = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, former)
+def restore(run: Path) -> str:
+    """Restore the run, and return "restored" or the type of the error; live objects are then what
+    they were, unless the whole snapshot was put back."""
+    training = Training(seed=5, ring=new_ring(rows_per_lane=8))
+    with writers_in_threads(NoWriter), pyengine.SnapshotEngine(run) as engine:
+        training.track(engine)
+        before = training.digest()
+        try:
+            report = engine.restore(eager=True)
+        except (PyengineError, OSError) as error:
+            assert not engine._is_poisoned
+            assert training.digest() == before
+            return type(error).__name__
+        assert report, "a run that has snapshots does not begin anew"
+        return "restored"
 
 
 @pytest.fixture(scope="module")
@@ -126,21 +129,87 @@ def test_what_is_no_file_of_ours_is_refused(
     kept = (outside / "bait").read_bytes()
     (run / file).unlink()
     put(run / file, outside)
-    with alarmed():
-        with contextlib.suppress(PyengineError, OSError):
-            pyengine.load(run)
-        with contextlib.suppress(PyengineError, OSError):
-            pyengine.open_run(run)
-        for command in (["inspect", str(run)], ["verify", str(run)], ["gc", str(run)]):
-            assert main(command) in (0, 1, 2, 3)
-        with contextlib.suppress(PyengineError, OSError), claim_run(str(run)):
-            pass
+    with contextlib.suppress(PyengineError, OSError):
+        pyengine.load(run)
+    with contextlib.suppress(PyengineError, OSError):
+        pyengine.open_run(run)
+    for command in (["inspect", str(run)], ["verify", str(run)], ["gc", str(run)]):
+        assert main(command) in (0, 1, 2, 3)
+    with contextlib.suppress(PyengineError, OSError), claim_run(str(run)):
+        pass
+    with contextlib.suppress(PyengineError, OSError):
+        restore(run)
     # Nothing outside was written, and nothing that was planted has run.
     assert os.listdir(outside) == ["bait"]
     assert (outside / "bait").read_bytes() == kept
 
 
+@pytest.mark.parametrize(
+    "put", [put_symlink, put_fifo, put_giant], ids=lambda put: put.__name__[4:]
+)
+@pytest.mark.parametrize("folder", ["", "model", "rng", "optimizer", "buffer", "buffer/replay"])
+def test_what_is_no_directory_of_ours_is_refused(
+    run: Path, tmp_path: Path, folder: str, put: Callable[[Path, Path], None]
+) -> None:
+    """A whole copy of a snapshot's directory elsewhere is not followed to."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    newest, older = (path.name for path in sorted((run / "snapshots").iterdir(), reverse=True))
+    place = run / "snapshots" / newest / folder
+    place.rename(outside / "bait")
+    kept = sorted(outside.rglob("*"))
+    put(place, outside)
+    with contextlib.suppress(PyengineError, OSError):
+        pyengine.load(run)
+    for command in (["inspect", str(run)], ["verify", str(run)], ["gc", str(run)]):
+        assert main(command) in (0, 1, 2, 3)
+    assert restore(run) in ("restored", "OSError", "NotADirectoryError", "MalformedFileError")
+    assert sorted(outside.rglob("*")) == kept
+    assert (run / "snapshots" / older).is_dir()
+
+
+ODD_NAMES = [
+    "step-99999999999999999999.g0001.s0001", "step-00000001.g0001", "step-1.g1.s1", "..x",
+    "x" * 255, "step-00000014.g0001.s0002 ", "step-00000014.g9223372036854775807.s0002",
+    "\udc80\n\x1b[2J",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("parent", ["snapshots", "generations", "lines", "segments", "recovery"])
+def test_odd_names_are_passed_over(run: Path, parent: str, name: str) -> None:
+    """A directory, a copy of the newest snapshot where it is one, under a name that is none."""
+    newest = max((run / "snapshots").iterdir())
+    shutil.copytree(newest, run / parent / name)
+    (run / parent / f"{name[:250]}.json").mkdir()
+    assert pyengine.load(run)
+    assert main(["verify", str(run)]) in (0, 1, 3)
+    assert restore(run) == "restored"
+
+
+def test_a_path_as_deep_as_the_kernel_takes_is_passed_over(run: Path) -> None:
+    here = os.open(run / "snapshots", os.O_DIRECTORY)
+    for _ in range(300):
+        os.mkdir("d" * 200, dir_fd=here)
+        deeper = os.open("d" * 200, os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    assert main(["verify", str(run)]) == 0
+    assert main(["gc", str(run)]) == 0
+    assert restore(run) == "restored"
+    subprocess.run(["rm", "-rf", run / "snapshots"], check=True)  # rmtree() goes no deeper
+
+
+def test_ten_thousand_entries_are_passed_over(run: Path) -> None:
+    for folder in ("lines", "recovery", "snapshots", "quarantine"):
+        for i in range(2_500):
+            (run / folder / f"{i:016x}.json").touch()
+    assert main(["verify", str(run)]) == 0
+    assert restore(run) == "restored"
+
+
 def test_the_unchanged_run_is_read(run: Path) -> None:
-    with alarmed():
-        assert pyengine.load(run)
-        assert main(["verify", str(run)]) == 0
+    assert pyengine.load(run)
+    assert main(["verify", str(run)]) == 0
+    assert restore(run) == "restored"
