@@ -206,6 +206,13 @@ def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
     _check_rank(run_dir)
     run_id = _run_id(run_dir)
     generation = highest_generation(run_dir) + 1
+    if generation > names.NUMBER_MAX:
+        raise RunDirectoryError(
+            f"{run_dir}: something in it bears the generation {names.NUMBER_MAX} (a name, or a "
+            f"record in {names.LINES}/), after which none can come: no run gets that far, so move "
+            "it away",
+            path=run_dir,
+        )
     path = generation_path(run_dir, generation)
     fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     door.active.close(fd)

@@ -41,7 +41,9 @@ OWNER_BYTE = 0
 WRITER_BYTE = 1
 """Byte of `generations/<g>` that the writer of the generation holds."""
 
-_NUMBER_MAX = 2**63 - 1
+NUMBER_MAX = 2**63 - 1
+"""Largest step, generation, sequence or row id in a name."""
+
 _SNAPSHOT = re.compile(r"step-(\d{8,19})\.g(\d{4,19})\.s(\d{4,19})", re.ASCII)
 _POOL = re.compile(r"([0-9a-f]{16})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(\d{1,19})\.seg", re.ASCII)
 _PART = re.compile(r"([0-9a-f]{16})-part-(\d{1,19})\.seg", re.ASCII)
@@ -245,4 +247,4 @@ def _numbers(match: re.Match[str] | None, first: int = 1) -> list[int] | None:
     if match is None:
         return None
     numbers = [int(text) for text in match.groups()[first - 1 :]]
-    return numbers if all(number <= _NUMBER_MAX for number in numbers) else None
+    return numbers if all(number <= NUMBER_MAX for number in numbers) else None
