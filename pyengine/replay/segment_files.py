@@ -35,6 +35,9 @@ from pyengine.replay.plan import RingPlan
 if TYPE_CHECKING:
     from pyengine._native.control import FileRecordTuple
 
+_AHEAD_MAX_BYTES = 256 * 1024 * 1024
+"""Of one part; its length is not verified yet, and a sparse file may be of any."""
+
 _ASK_BYTES = 128 * 1024
 """Asked for in one call, the rest of a larger range would come page by page."""
 
@@ -174,9 +177,9 @@ class SegmentFiles:
         for name in dict.fromkeys(names):
             fd, size = _open_file(self.files[name].path)
             try:
-                if self.files[name].record is None or size != layout.file_bytes:
-                    _ask(fd, 0, size)
-                else:
+                if self.files[name].record is None:
+                    _ask(fd, 0, min(size, _AHEAD_MAX_BYTES))
+                elif size == layout.file_bytes:  # else its check refuses it
                     _ask(fd, 0, layout.header_bytes)
                     _ask(fd, layout.block_table_offset, size)
             finally:
