@@ -96,8 +96,11 @@ class HostileRun:
                 self._write(path, self.files[path])
         assert peak < BOUND_BYTES, f"{peak} bytes for small files"
         if self.outcomes[-1] != "restored":
-            assert not self._engine._is_poisoned, "it was refused after something live had changed"
-            assert self._training.digest() == before
+            was_poisoned, after = self._engine._is_poisoned, self._training.digest()
+            if was_poisoned or after != before:
+                self._engine.restore(fall_back=False)  # other cases are not to fail for this one
+            assert not was_poisoned, "it was refused after something live had changed"
+            assert after == before
             return
         self._engine.restore(fall_back=False)
         assert self._training.digest() == self._whole, "the whole run does not come back"

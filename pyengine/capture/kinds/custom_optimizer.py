@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from pyengine.capture.component import Captured, Decoded, Phase
+from pyengine.capture.files import damage_in, structure_path
 from pyengine.capture.inplace import same_bits
 from pyengine.capture.kinds.stateful import StatefulComponent
 from pyengine.capture.leaves import plain
@@ -38,7 +39,9 @@ class CustomOptimizerComponent(StatefulComponent):
         if here != there:
             raise self._mismatch("another optimizer", here, there)
         counts = [len(group["params"]) for group in self.value.param_groups]
-        got = [len(group["params"]) for group in decoded.value["tree"].get("param_groups", [])]
+        with damage_in(structure_path(self.name, self.kind)):
+            groups = self._saved_dict(decoded).get("param_groups", [])
+            got = [len(group["params"]) for group in groups]
         if got and counts != got:
             raise self._mismatch("other numbers of parameters per group", counts, got)
         return super().check(decoded)

@@ -68,6 +68,14 @@ class StatefulComponent(Component):
                 what = f"check_state() refuses the saved state: {type(error).__name__}: {error}"
                 raise self._mismatch(what, type_name(self.value), type(state).__name__) from error
 
+    def _saved_dict(self, decoded: Decoded) -> dict[str, Any]:
+        """Return the saved state where it is what a state_dict() is: load_state_dict() of torch's
+        own objects would fail half-way with anything else."""
+        tree = decoded.value["tree"]
+        if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+            raise self._mismatch("no state_dict()", "a dict with text keys", type(tree).__name__)
+        return tree
+
     def _fresh(self, decoded: Decoded) -> Any:
         return Merge(self.name).fresh(decoded.value["tree"])
 
@@ -85,6 +93,12 @@ class SchedulerComponent(StatefulComponent):
         here, there = type_name(self.value), decoded.value["type"]
         if here != there:
             raise self._mismatch("another scheduler", here, there)
+        saved = self._saved_dict(decoded)
+        for key, live in self._methods().get().items():
+            # Those that schedulers are nested in are looked up; plain numbers may be new in torch.
+            got = saved.get(key, None if isinstance(live, (list, dict)) else live)
+            if isinstance(live, (list, dict)) and type(got) is not type(live):
+                raise self._mismatch(f"{key!r} differs", type_name(live), type_name(got))
         return super().check(decoded)
 
 
@@ -95,7 +109,7 @@ class ScalerComponent(StatefulComponent):
     phase = Phase.SCHEDULER
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        here, there = sorted(self._methods().get()), sorted(decoded.value["tree"])
+        here, there = sorted(self._methods().get()), sorted(self._saved_dict(decoded))
         if here != there:
             raise self._mismatch("enabled on one side only", here, there)
         return super().check(decoded)

@@ -251,3 +251,26 @@ def test_file_of_another_component_is_damage(snapshot):
     taken.files["state/norm.msgpack"] = b"\xc1\xff"
     with pytest.raises(DamageError, match=r"state/norm\.msgpack"):
         taken.check({"norm": Normaliser()})
+
+
+@pytest.mark.parametrize("state", [[{"gamma": 1.0}], 3, None, {1: 2}, {"gamma": 1.0}])
+def test_a_scheduler_refuses_what_is_no_state_of_its_own_before_anything_changes(snapshot, state):
+    one = optimizer()
+    scheduler = lr_scheduler.ExponentialLR(one, 0.5)
+    taken = snapshot(opt=one, schedule=scheduler)
+    before = scheduler.state_dict()
+    (component, decoded), = [pair for pair in taken.check({"opt": one, "schedule": scheduler})[0]
+                             if pair[0].name == "schedule"]  # fmt: skip
+    decoded.value["tree"] = state
+    with pytest.raises(StateMismatchError):
+        component.check(decoded)
+    assert scheduler.state_dict() == before
+
+
+def test_a_scaler_refuses_what_is_no_state(snapshot):
+    scaler = torch.amp.GradScaler("cpu")
+    taken = snapshot(scaler=scaler)
+    ((component, decoded),) = taken.check({"scaler": scaler})[0]
+    decoded.value["tree"] = 5
+    with pytest.raises(StateMismatchError):
+        component.check(decoded)
