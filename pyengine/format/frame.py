@@ -9,7 +9,12 @@ import mmap
 from collections.abc import Iterator
 
 from pyengine.errors import TruncatedFileError
-from pyengine.format.segment import HEADER, HEADER_RECORD_BYTES
+from pyengine.format.segment import (
+    HEADER,
+    HEADER_RECORD_BYTES,
+    MAX_HEADER_BYTES,
+    find_header,
+)
 from pyengine.fs import door
 
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -19,17 +24,23 @@ _MAP_NORESERVE = 0x4000
 def read_frame(fd: int, file_bytes: int, path: str) -> mmap.mmap:
     """Return an image of a segment file in which only header and block table were read.
 
-    The rows' pages are never touched and take no memory, so that a file of any size will do.
-    Nothing in it is proven. Raises TruncatedFileError, OSError.
+    The rows' pages are never touched and take no memory, so that a file of any size will do. The
+    table is read where the header fits together, whatever its version. Nothing in it is proven.
+    Raises TruncatedFileError, OSError.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     image = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
     _fill(fd, image, 0, min(file_bytes, HEADER_RECORD_BYTES), path)
     if file_bytes >= HEADER_RECORD_BYTES:
-        values = HEADER.unpack_from(image, 0)
-        header_bytes, table_offset = values[2], values[11]
-        _fill(fd, image, 0, min(header_bytes, file_bytes), path)
-        _fill(fd, image, min(table_offset, file_bytes), file_bytes, path)
+        header_bytes = HEADER.unpack_from(image, 0)[2]
+        if header_bytes <= MAX_HEADER_BYTES:
+            _fill(fd, image, 0, min(header_bytes, file_bytes), path)
+        with memoryview(image) as view:
+            header = find_header(view, path)
+        if header is not None:
+            # Where a header says so, everything would be the table: a sparse file has room for it.
+            end = min(header.file_bytes, file_bytes)
+            _fill(fd, image, min(header.block_table_offset, end), end, path)
     return image
 
 

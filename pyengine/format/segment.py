@@ -38,7 +38,7 @@ RUN = struct.Struct("<IIQQ")
 TRAILER_BYTES = 8
 _VERSION_FIELD = slice(8, 12)
 _ROW_COUNT_OFFSET = 40
-_MAX_HEADER_BYTES = 64 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024 * 1024
 _MAX_RUNS = 1 << 20
 
 Buffer = bytes | bytearray | memoryview
@@ -231,7 +231,7 @@ def parse_header(buffer: Buffer, path: str) -> SegmentHeader:
         or (kind == KIND_SEGMENT and run_capacity != 1)
         or run_capacity > _MAX_RUNS
         or row_count > row_capacity
-        or header_bytes > _MAX_HEADER_BYTES
+        or header_bytes > MAX_HEADER_BYTES
     ):
         raise DamageError(f"{path}: impossible counts in the header", path=path, offset=0)
     if len(buffer) < header_bytes:
@@ -290,15 +290,29 @@ def check_version(buffer: bytearray | memoryview, path: str, checksum: int) -> N
     ours = struct.pack("<I", VERSION)
     if got == ours:
         return
+    header = find_header(buffer, path)
     buffer[_VERSION_FIELD] = ours
     try:
-        is_ours = checksum_of(buffer, parse_header(buffer, path)) == checksum
-    except (DamageError, struct.error):
-        is_ours = False
+        is_ours = header is not None and checksum_of(buffer, header) == checksum
     finally:
         buffer[_VERSION_FIELD] = got
     if is_ours:
         _expect(path, _VERSION_FIELD.start, "version", VERSION, int.from_bytes(got, "little"))
+
+
+def find_header(buffer: bytearray | memoryview, path: str) -> SegmentHeader | None:
+    """Return the header as `parse_header` does, read as one of our version; None: it is none.
+
+    `buffer` is writable, and left as it was.
+    """
+    got = bytes(buffer[_VERSION_FIELD])
+    buffer[_VERSION_FIELD] = struct.pack("<I", VERSION)
+    try:
+        return parse_header(buffer, path)
+    except (DamageError, struct.error):
+        return None
+    finally:
+        buffer[_VERSION_FIELD] = got
 
 
 def checksum_of(buffer: Buffer, header: SegmentLayout) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import tracemalloc
+from pathlib import Path
 
 import pytest
 import xxhash
 
-from pyengine.catalog.verify import verify_snapshot
+from pyengine.catalog.verify import verify_segment, verify_snapshot
+from pyengine.errors import DamageError
 from pyengine.format import segment
 from pyengine.fs import door
 from pyengine.fs.faults import FaultDoor, Rule
@@ -210,3 +213,19 @@ def test_checksums_are_those_of_the_format(snapshot):
         expected = xxhash.xxh3_64_hexdigest(file.read())
     with open(os.path.join(snapshot, "manifest.json"), "rb") as file:
         assert expected.encode() in file.read()
+
+
+@pytest.mark.parametrize("head", [0, 4096])
+def test_a_sparse_giant_in_place_of_a_segment_is_refused_by_its_header(tmp_path, head):
+    """Its table would be all of it: 4 TiB of zeros, if it were believed."""
+    golden = Path(__file__).parents[2] / "golden" / "v1" / "part.seg"
+    with open(tmp_path / "x.seg", "wb") as file:
+        file.write(golden.read_bytes()[:head])
+        file.truncate(1 << 42)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamageError):
+            verify_segment(str(tmp_path), "x.seg")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
