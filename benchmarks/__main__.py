@@ -1,7 +1,8 @@
 """Measure the figures: python -m benchmarks [--quick] [--only NAME] [--directory DIR]
 
-Each figure runs in a process of its own below a temporary directory that is removed afterwards,
-whatever happens. Results (JSON, PNG) go to benchmarks/results/. Exit code 1 where a bar was missed.
+A figure of our own runs in a process of its own; in a race each library has one that lives through all
+races. Files are below a temporary directory that is removed afterwards, whatever happens. Results (table.md, table.json; JSON and PNG of each figure) go to
+benchmarks/results/. Exit code 1 where a bar was missed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +19,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.figure import NAMES, Figure, Measured, Setting, load_figure
+from benchmarks.contest import Pool
+from benchmarks.figure import NAMES, RACES, Figure, Measured, NotEnough, Setting, load_figure
 from benchmarks.host import describe_host
 from benchmarks.plots import draw
-from benchmarks.report import print_table
+from benchmarks.report import print_table, write_reports
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PAIRS = 12
+PAIRS = 10
 QUICK_PAIRS = 3
 
 
@@ -31,34 +34,47 @@ def main() -> int:
     args = _parse()
     if args.child:
         return _measure_here(args.child, args)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     console = Console()
+    started = time.monotonic()
     args.results.mkdir(parents=True, exist_ok=True)
     host = describe_host(args.directory)
     outcomes: list[tuple[Figure, Measured]] = []
-    for name in args.only or NAMES:
-        figure: Figure = load_figure(name).FIGURE
-        begin = time.monotonic()
-        with console.status(f"{name}: {figure.claim}"):
-            measured = _measure_in_child(name, args)
-        outcomes.append((figure, measured))
-        seconds = time.monotonic() - begin
-        console.print(f"{name}: {measured.text} ({seconds:.0f} s)")
-        record = {"figure": name, "host": host, "quick": args.quick, **measured.to_json()}
-        (args.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-        draw(figure, measured, args.results / f"{name}.png")
-    print_table(outcomes, host, console, quick=args.quick)
-    return 0 if all(measured.passed for _, measured in outcomes) else 1
+    with Pool() as pool:
+        for name in args.only or NAMES:
+            figure: Figure = load_figure(name).FIGURE
+            begin = time.monotonic()
+            with console.status(f"{name}: {figure.claim}"):
+                measured = _measure(name, args, pool)
+            outcomes.append((figure, measured))
+            seconds = time.monotonic() - begin
+            console.print(f"{name} ({seconds:.0f} s): {measured.text}", highlight=False, markup=False)
+            record = {"figure": name, "host": host, "quick": args.quick, **measured.to_json()}
+            (args.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+            draw(figure, measured, args.results / f"{name}.png")
+    title = "Figures" + (" (quick: small data, no result)" if args.quick else "")
+    print_table(outcomes, host, console, title)
+    write_reports(outcomes, host, args.results, title)
+    console.print(f"{time.monotonic() - started:.0f} s; {args.results}/table.md")
+    return 1 if any(measured.missed for _, measured in outcomes) else 0
 
 
-def _measure_in_child(name: str, args: argparse.Namespace) -> Measured:
-    """Run one figure in a fresh process; its files are gone when this returns or raises."""
-    directory = Path(tempfile.mkdtemp(prefix=f"pyengine-{name}-", dir=args.directory))
-    command = [sys.executable, "-m", "benchmarks", "--child", name, "--directory", str(directory)]
-    command += ["--pairs", str(args.pairs)] + (["--quick"] if args.quick else [])
+def _measure(name: str, args: argparse.Namespace, pool: Pool) -> Measured:
+    """Measure one figure; its files are gone when this returns or raises."""
+    directory = Path(tempfile.mkdtemp(prefix=f"pyengine-{name}-", dir=args.directory)).resolve()
     try:
-        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if name in RACES:
+            setting = Setting(directory, args.pairs, args.quick, pool)
+            return _measure_or_skip(name, setting)
+        return _measure_in_child(name, args, directory)
     finally:
         shutil.rmtree(directory)
+
+
+def _measure_in_child(name: str, args: argparse.Namespace, directory: Path) -> Measured:
+    command = [sys.executable, "-m", "benchmarks", "--child", name, "--directory", str(directory)]
+    command += ["--pairs", str(args.pairs)] + (["--quick"] if args.quick else [])
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode:
         raise SystemExit(f"{name} failed with exit code {child.returncode}")
     return Measured.from_json(json.loads(child.stdout.splitlines()[-1]))
@@ -66,8 +82,17 @@ def _measure_in_child(name: str, args: argparse.Namespace) -> Measured:
 
 def _measure_here(name: str, args: argparse.Namespace) -> int:
     setting = Setting(directory=args.directory, pairs=args.pairs, quick=args.quick)
-    print(json.dumps(load_figure(name).measure(setting).to_json()))
+    print(json.dumps(_measure_or_skip(name, setting).to_json()))
     return 0
+
+
+def _measure_or_skip(name: str, setting: Setting) -> Measured:
+    try:
+        measured: Measured = load_figure(name).measure(setting)
+    except NotEnough as lack:
+        print(f"{name}: skipped: {lack}", file=sys.stderr)
+        return Measured.skipped(str(lack))
+    return measured
 
 
 def _parse() -> argparse.Namespace:

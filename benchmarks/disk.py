@@ -58,16 +58,43 @@ def random_read_rate(files: Iterable[Path], *, reads: int, seed: int) -> float:
     return reads * READ_BYTES / seconds
 
 
+def sequential_read_seconds(files: Iterable[Path]) -> float:
+    """Return seconds to read the whole blocks of `files` once, in order, 8 MiB at a time."""
+    with mmap.mmap(-1, WRITE_BYTES) as buffer:
+        begin = time.perf_counter()
+        for path in files:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                place = 0
+                while (size := os.preadv(descriptor, [buffer], place)) == WRITE_BYTES:
+                    place += size
+            finally:
+                os.close(descriptor)
+        return time.perf_counter() - begin
+
+
+def make_durable(directory: Path) -> None:
+    """Fsync every file and directory below `directory`, and the directory that holds it."""
+    paths = [path for path in directory.rglob("*") if not path.is_symlink()]
+    for path in (*paths, directory, directory.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def plain_write_seconds(path: Path, total_bytes: int, source: mmap.mmap) -> float:
     """Return seconds to write `total_bytes` from a warm buffer with O_DIRECT and fsync them.
 
+    O_DIRECT takes whole pages: the last one is filled up.
     The file is new each time and removed afterwards; the directory is fsynced too.
     """
     view = memoryview(source)
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     try:
-        written = 0
+        written, total_bytes = 0, -(-total_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         while written < total_bytes:
             place = written % len(source)
             size = min(WRITE_BYTES, total_bytes - written, len(source) - place)

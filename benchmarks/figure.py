@@ -1,60 +1,115 @@
 """What a figure is, and the one list of them.
 
 A figure is a module of benchmarks.figures with `FIGURE` and `measure(setting) -> Measured`. It runs
-in a process of its own, in a directory of its own that is removed afterwards.
+in a directory of its own that is removed afterwards; one of OWN in a process of its own, one of RACES
+by asking processes of the run's pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import shutil
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.contest import Pool
+from benchmarks.judgement import Finding, Verdict
 from benchmarks.statistics import Summary, summarize
 
-NAMES = (
+OWN = (
     "append_stall",
     "state_stall",
     "increment",
     "cold_restore",
     "private_memory",
     "writer_rate",
+    "full_speed",
 )
+"""Against the hardware alone."""
+
+RACES = (
+    "sample_vectors",
+    "sample_stacks",
+    "prioritized",
+    "add_one",
+    "extend",
+    "replay_stall",
+    "model_stall",
+    "first_batch",
+)
+"""Against the other libraries, and the hardware beside them."""
+
+NAMES = (*OWN, *RACES)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Name, claim and bar of a figure. `bar_text` is what a person reads."""
+    """Name and claim of a figure."""
 
     name: str
     claim: str
-    bar_text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure: `pairs` interleaved repetitions; `quick` asks for small data."""
+    """How to measure: `pairs` interleaved repetitions; `quick` asks for small data.
+
+    `pool` has the contestants' processes.
+    """
 
     directory: Path
     pairs: int
     quick: bool
+    pool: Pool = field(default_factory=Pool)
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a turn that repeats a call goes on."""
+        return 0.04 if self.quick else 0.25
+
+    def part(self, name: str) -> Setting:
+        """Return this setting in a directory of its own, for one part of a figure."""
+        directory = self.directory / name
+        directory.mkdir()
+        return replace(self, directory=directory)
+
+    def need_disk(self, size: float) -> None:
+        """Raise NotEnough unless `size` bytes, and a fifth more, are free below the directory."""
+        free = shutil.disk_usage(self.directory).free
+        if free < 1.2 * size:
+            raise NotEnough(f"{1.2 * size / 1e9:.1f} GB of disk are needed, {free / 1e9:.1f} free")
+
+
+class NotEnough(RuntimeError):
+    """Memory or disk do not suffice: the figure is skipped, and says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What came out.
 
-    `text` is the measured value as a person reads it; `samples` holds every raw sample by name,
-    with the unit as the last part of the name; `facts` are plain values that belong to them.
+    `findings` hold each bar with what was measured as a person reads it; `samples` holds every raw
+    sample by name, with the unit as the last part of the name; `facts` are plain values that belong
+    to them.
     """
 
-    passed: bool
-    text: str
+    findings: list[Finding]
     samples: dict[str, list[float]]
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def skipped(cls, why: str) -> Measured:
+        return cls([Finding("", why, Verdict.SKIPPED)], {})
+
+    @property
+    def missed(self) -> bool:
+        return any(finding.verdict is Verdict.MISSED for finding in self.findings)
+
+    @property
+    def text(self) -> str:
+        return "; ".join(f"{found.text} [{found.verdict.value}]" for found in self.findings)
 
     def summaries(self) -> dict[str, Summary]:
         return {name: summarize(values) for name, values in self.samples.items() if values}
@@ -65,8 +120,11 @@ class Measured:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:
-        names = ("passed", "text", "samples", "facts")
-        return cls(**{name: record[name] for name in names})
+        findings = [
+            Finding(found["bar"], found["text"], Verdict(found["verdict"]))
+            for found in record["findings"]
+        ]
+        return cls(findings, record["samples"], record["facts"])
 
 
 def load_figure(name: str) -> ModuleType:
@@ -74,7 +132,9 @@ def load_figure(name: str) -> ModuleType:
     return import_module(f"benchmarks.figures.{name}")
 
 
-def format_ratio(ratios: Sequence[float]) -> str:
-    """Return "1.10 x (1.05 to 1.16)": median of paired ratios and its interval."""
-    summary = summarize(ratios)
-    return f"{summary.median:.2f} x ({summary.low:.2f} to {summary.high:.2f})"
+def unit_of(name: str) -> str:
+    """Return the unit in a sample's name: its last part, or "what_per_s"."""
+    head, _, last = name.rpartition("_")
+    if head.endswith("_per"):
+        return f"{head.removesuffix('_per').rpartition('_')[2]}_per_{last}"
+    return last

@@ -8,12 +8,9 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("pyengine-rl", "torch", "numpy", "safetensors", "xxhash", "msgpack", "posix-ipc")
+from benchmarks.rivals import DISTRIBUTIONS, DURABLE
 
-GUARANTEES = (
-    "every file fsynced before its rename, every directory fsynced after",
-    "XXH3-64 of every block and file, computed in the same run",
-)
+PACKAGES = ("pyengine-rl", "torch", "numpy", "safetensors", "xxhash", "msgpack", "posix-ipc")
 
 
 def describe_host(directory: Path) -> dict[str, object]:
@@ -27,8 +24,17 @@ def describe_host(directory: Path) -> dict[str, object]:
         "file_system": _file_system(directory),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "guarantees": list(GUARANTEES),
+        "rivals": {name: _version(name) for name in DISTRIBUTIONS if name not in PACKAGES},
+        "guarantee": DURABLE,
     }
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that can be taken without swapping, by the kernel's estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no line MemAvailable")
 
 
 def _cpu() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.figure import Figure, Measured
+from benchmarks.figure import Figure, Measured, unit_of
 
 
 def draw(figure: Figure, measured: Measured, path: Path) -> None:
@@ -15,11 +15,14 @@ def draw(figure: Figure, measured: Measured, path: Path) -> None:
     from matplotlib import pyplot
 
     series = {name: values for name, values in measured.samples.items() if values}
-    units = list(dict.fromkeys(_unit(name) for name in series))
-    size = (4.5 * len(units), 4.2)
+    if not series:
+        return
+    units = list(dict.fromkeys(unit_of(name) for name in series))
+    widest = max(sum(unit_of(name) == unit for name in series) for unit in units)
+    size = (max(4.5, 0.9 * widest) * len(units), 4.2)
     picture, panels = pyplot.subplots(1, len(units), figsize=size, squeeze=False)
     for axes, unit in zip(panels[0], units, strict=True):
-        names = [name for name in series if _unit(name) == unit]
+        names = [name for name in series if unit_of(name) == unit]
         for place, name in enumerate(names):
             values = series[name]
             offsets = [
@@ -32,13 +35,8 @@ def draw(figure: Figure, measured: Measured, path: Path) -> None:
         axes.set_xticks(range(len(names)), labels, fontsize="small")
         axes.set_ylabel(unit.replace("_", " "))
         axes.set_ylim(bottom=0)
-    picture.suptitle(
-        f"{figure.claim}\nbar: {figure.bar_text}; measured: {measured.text}", fontsize=9
-    )
+    lines = (f"bar: {found.bar}; measured: {found.text}" for found in measured.findings)
+    picture.suptitle("\n".join((figure.claim, *lines)), fontsize=9)
     picture.tight_layout()
     picture.savefig(path, dpi=110)
     pyplot.close(picture)
-
-
-def _unit(name: str) -> str:
-    return "MB_per_s" if name.endswith("MB_per_s") else name.rpartition("_")[2]

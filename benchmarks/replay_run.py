@@ -56,22 +56,25 @@ class ReplayShape:
             ring.extend(**self.rows_from(begin, min(chunk, first + count - begin)))
 
     def needed_bytes(self, refs: np.ndarray) -> int:
-        """Return the bytes of segment files that a sample of `refs` cannot do without.
+        return needed_bytes(self.schema(), self.rows, refs)
 
-        Those are the distinct blocks that hold the rows, the header and the block table of each
-        segment touched, all in whole pages.
-        """
-        schema = self.schema()
-        per_segment = segment_rows(schema.row_bytes, self.rows)
-        layout = plan_layout(schema.append_fields, per_segment)
-        refs = np.unique(refs)
-        table_bytes = layout.file_bytes - layout.block_table_offset
-        total = len(np.unique(refs // per_segment)) * (layout.header_bytes + table_bytes)
-        for field in layout.fields:
-            blocks = len(np.unique(refs >> field.block_shift))
-            whole = min(field.row_bytes << field.block_shift, field.region_bytes)
-            total += blocks * round_to_page(whole)
-        return total
+
+def needed_bytes(schema: pyengine.Schema, capacity: int, refs: np.ndarray) -> int:
+    """Return the bytes of a one-lane ring's segment files that `refs` cannot do without.
+
+    Those are the distinct blocks that hold the rows, the header and the block table of each segment
+    touched, all in whole pages.
+    """
+    per_segment = segment_rows(schema.row_bytes, capacity)
+    layout = plan_layout(schema.append_fields, per_segment)
+    refs = np.unique(refs)
+    table_bytes = layout.file_bytes - layout.block_table_offset
+    total = len(np.unique(refs // per_segment)) * (layout.header_bytes + table_bytes)
+    for field in layout.fields:
+        blocks = len(np.unique(refs >> field.block_shift))
+        whole = min(field.row_bytes << field.block_shift, field.region_bytes)
+        total += blocks * round_to_page(whole)
+    return total
 
 
 def make_engine(directory: Path, **settings: object) -> pyengine.SnapshotEngine:

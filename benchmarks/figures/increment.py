@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.disk import regular_files
 from benchmarks.figure import Figure, Measured, Setting
+from benchmarks.judgement import Finding, limit
 from benchmarks.process import children, written_bytes
 from benchmarks.replay_run import WAIT_SECONDS, ReplayShape, make_engine
 from pyengine.format.segment import parse_header
@@ -17,7 +18,6 @@ from pyengine.format.segment import parse_header
 FIGURE = Figure(
     name="increment",
     claim="payload written for a second snapshot after 10 % new rows",
-    bar_text="at most 1.2 x the new rows",
 )
 
 BAR = 1.2
@@ -40,11 +40,9 @@ def measure(setting: Setting) -> Measured:
     payloads = [max(values) for name, values in samples.items() if "payload" in name]
     writes = max(max(values) for name, values in samples.items() if "all" in name)
     text = " / ".join(f"{ratio:.2f}" for ratio in payloads)
-    return Measured(
-        passed=max(payloads) <= BAR,
-        text=f"{text} x; with headers, padding and metadata at most {writes:.2f} x",
-        samples=samples,
-    )
+    text += f" x; with headers, padding and metadata at most {writes:.2f} x"
+    verdict = limit(reached=max(payloads) <= BAR)
+    return Measured([Finding(f"at most {BAR} x the new rows", text, verdict)], samples)
 
 
 def _second_snapshot(shape: ReplayShape, directory: Path, place: int) -> tuple[float, float]:

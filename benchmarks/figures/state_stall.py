@@ -7,29 +7,25 @@ import time
 import torch
 
 import pyengine
-from benchmarks.figure import Figure, Measured, Setting, format_ratio
+from benchmarks.figure import Figure, Measured, Setting
+from benchmarks.judgement import Finding, at_most, format_ratio
+from benchmarks.models import LARGE_LAYERS, large_model, state_tensors
 from benchmarks.replay_run import WAIT_SECONDS, make_engine
 from benchmarks.statistics import paired_ratios, summarize
 
 FIGURE = Figure(
     name="state_stall",
     claim="stall for 400 MB of model + optimizer on CPU",
-    bar_text="at most 1.25 x one warm copy",
 )
 
 BAR = 1.25
-WIDTH = 2048
-LAYERS = 8
 WARM_UPS = 3
 """The first snapshots make and touch the two staging slots."""
 
 
 def measure(setting: Setting) -> Measured:
-    layers = 2 if setting.quick else LAYERS
-    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
-    optimizer = torch.optim.Adam(model.parameters())
-    _step(model, optimizer)
-    tensors = _tensors(model, optimizer)
+    model, optimizer = large_model(2 if setting.quick else LARGE_LAYERS)
+    tensors = list(state_tensors(model, optimizer).values())
     copies = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
     stalls, warm, first = [], [], []
     with make_engine(setting.directory / "run") as engine:
@@ -48,23 +44,16 @@ def measure(setting: Setting) -> Measured:
     ratios = paired_ratios(stalls, warm)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return Measured(
-        passed=summarize(ratios).median <= BAR,
-        text=f"{format_ratio(ratios)}, {summarize(stalls).median:.0f} ms",
+        [
+            Finding(
+                f"at most {BAR} x one warm copy",
+                f"{format_ratio(ratios)}, {summarize(stalls).median:.0f} ms",
+                at_most(ratios, BAR),
+            )
+        ],
         samples={"stall_ms": stalls, "warm_copy_ms": warm, "ratio": ratios, "first_ms": first},
         facts={"state_bytes": total, "torch_threads": torch.get_num_threads()},
     )
-
-
-def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    states = (optimizer.state[parameter] for parameter in model.parameters())
-    return [p.detach() for p in model.parameters()] + [t for s in states for t in s.values()]
 
 
 def _change(tensors: list[torch.Tensor]) -> None:

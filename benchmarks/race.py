@@ -1,0 +1,214 @@
+"""Races: what all contests have in common. Ours and the limits run against every installed rival.
+
+Where all contestants would not fit into memory at once, they run in groups, ours and the limits in
+each of them. A ratio is always of two turns of one round; ours over the other's, or the other's over
+ours where less is better, so that more is better for us in every ratio.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.contest import Contest
+from benchmarks.disk import plain_write_seconds
+from benchmarks.figure import NotEnough, Setting
+from benchmarks.host import available_memory_bytes
+from benchmarks.judgement import Finding, Verdict, at_least, format_ratio
+from benchmarks.rivals import OURS, Rival
+from benchmarks.rows import Rows
+from benchmarks.statistics import paired_ratios, summarize
+
+MEMORY_BYTES = 14e9
+"""What the contestants of one group may hold together."""
+
+PROCESS_BYTES = 0.4e9
+"""An interpreter with torch and what comes with it."""
+
+SOURCE_BYTES = 64 << 20
+
+
+@dataclass
+class Race:
+    """What came out: by contestant, one value a round in each list."""
+
+    unit: str
+    less_is_better: bool = False
+    rivals: list[str] = field(default_factory=list)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    details: dict[str, list[float]] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def note_group(self, rounds: Sequence[dict[str, float]], ours: str = OURS.name) -> None:
+        """Take in the scores of one group's rounds; of one that failed none counts."""
+        complete = [
+            label for label in rounds[0] if all(label in scores for scores in rounds)
+        ]
+        mine = [scores[ours] for scores in rounds]
+        for label in complete:
+            theirs = [scores[label] for scores in rounds]
+            self.scores.setdefault(label, []).extend(theirs)
+            if label != ours:
+                pair = (theirs, mine) if self.less_is_better else (mine, theirs)
+                self.ratios.setdefault(label, []).extend(paired_ratios(*pair))
+
+    def note(self, name: str, value: float) -> None:
+        """Take in a value that nothing is judged by."""
+        self.details.setdefault(name, []).append(value)
+
+    def against_best_rival(self, bar: float | None, words: str = "x the best rival") -> Finding:
+        """Judge the ratio to the rival that comes closest; without a bar just tell it."""
+        bar_text = "none" if bar is None else f"at least {bar:g} {words}"
+        raced = [name for name in self.rivals if name in self.ratios]
+        if not raced:
+            text = "no rival is installed: make bench installs the extra `rivals`"
+            return Finding(bar_text, text, Verdict.SKIPPED)
+        closest = min(raced, key=lambda name: summarize(self.ratios[name]).median)
+        ratios = self.ratios[closest]
+        verdict = Verdict.UNJUDGED if bar is None else at_least(ratios, bar)
+        return Finding(bar_text, f"{format_ratio(ratios)} against {closest}; {self.own()}", verdict)
+
+    def against(self, name: str, bar: float, words: str) -> Finding:
+        """Judge the ratio to one contestant, a limit."""
+        ratios = self.ratios[name]
+        bar_text = f"at least {bar:g} x {words}"
+        return Finding(bar_text, f"{format_ratio(ratios)}; {self.own()}", at_least(ratios, bar))
+
+    def own(self) -> str:
+        median = summarize(self.scores[OURS.name]).median
+        return f"{_rounded(median)} {self.unit.replace('_per_', '/').replace('_', ' ')}"
+
+    def samples(self, prefix: str = "") -> dict[str, list[float]]:
+        """Return all samples, named for tables and pictures: unit last."""
+        named = {f"{prefix}{name}_{self.unit}": values for name, values in self.scores.items()}
+        named |= {f"{prefix}{name}": values for name, values in self.details.items()}
+        kind = "over_pyengine" if self.less_is_better else "under_pyengine"
+        for name, values in self.ratios.items():
+            named[f"{prefix}{name}_{kind}_ratio"] = values
+        return named
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def installed(rivals: Sequence[Rival]) -> list[Rival]:
+    """Return those of `rivals` that are installed; say which are not."""
+    for rival in rivals:
+        if not rival.is_installed:
+            needs = ", ".join(rival.needs)
+            print(f"left out: {rival.name}: {needs} not installed", file=sys.stderr)
+    return [rival for rival in rivals if rival.is_installed]
+
+
+def race_groups(
+    setting: Setting,
+    race: Race,
+    always: Sequence[Rival],
+    rivals: Sequence[Rival],
+    bytes_each: float,
+) -> Iterator[Contest]:
+    """Yield one running contest after the other, each with `always` and some of the rivals.
+
+    `bytes_each` is the memory that one contestant's data takes at most. The files of a group are
+    removed before the next one starts.
+    """
+    present = installed(rivals)
+    race.rivals = [rival.name for rival in present]
+    race.facts["guarantees"] = {r.name: r.guarantee for r in (*always, *present) if r.guarantee}
+    room = min(MEMORY_BYTES, 0.8 * available_memory_bytes())
+    places = int(room // (bytes_each + PROCESS_BYTES)) - len(always)
+    if places < 1:
+        need = (len(always) + 1) * (bytes_each + PROCESS_BYTES) / 1e9
+        raise NotEnough(f"{need:.1f} GB of free memory are needed, {room / 1e9:.1f} are there")
+    for first in range(0, max(1, len(present)), places):
+        group = [*always, *present[first : first + places]]
+        directory = setting.directory / f"group-{first}"
+        with setting.pool.contest(group, directory) as started:
+            yield started
+            race.facts.setdefault("failures", {}).update(started.failures)
+        shutil.rmtree(directory)
+
+
+def rate_race(
+    setting: Setting,
+    *,
+    turn: str,
+    rows: Rows,
+    capacity: int,
+    always: Sequence[Rival],
+    rivals: Sequence[Rival],
+    unit: str,
+    score: Callable[[dict[str, Any]], float],
+    also: dict[str, str] | None = None,
+    **arguments: Any,
+) -> Race:
+    """Race over one repeated turn on full buffers of `capacity` rows.
+
+    `score` makes a rate out of an answer. `also` names second turns of ours ("pyengine.what").
+    Buffers are filled and their rows checked before the first round, which is a warm-up.
+    """
+    race = Race(unit)
+    arguments["seconds"] = setting.turn_seconds
+    for group in race_groups(setting, race, always, rivals, capacity * rows.row_bytes):
+        group.each("make_replay", rows=rows.name, capacity=capacity, directory="@")
+        group.each("fill", count=capacity)
+        if turn != "extend":
+            group.each("check", count=256)
+        turns = {name: turn for name in group.contestants} | (also or {})
+        rounds = []
+        for number in range(setting.pairs + 1):
+            answers = group.round(turns, backwards=bool(number % 2), **arguments)
+            if number:
+                rounds.append({label: score(answer) for label, answer in answers.items()})
+                for label, answer in answers.items():
+                    race.note(f"{label}_p99_us", answer["p99_us"])
+        race.note_group(rounds)
+    return race
+
+
+def per_second(units_each: float) -> Callable[[dict[str, Any]], float]:
+    """Return a score: units a second where every call moves `units_each`."""
+    return lambda answer: answer["calls"] * units_each / answer["seconds"]
+
+
+def save_race(
+    setting: Setting,
+    *,
+    always: Sequence[Rival],
+    rivals: Sequence[Rival],
+    bytes_each: float,
+    make: Callable[[Contest], object],
+    state_bytes: int,
+) -> Race:
+    """Race over the stall of a save; beside it when the save is complete, and when durable.
+
+    In each round a plain O_DIRECT write and fsync of as many bytes is timed too. The first round
+    warms up: files and staging memory are made in it.
+    """
+    race = Race("stall_ms", less_is_better=True)
+    for group in race_groups(setting, race, always, rivals, bytes_each):
+        make(group)
+        turns = {name: "save" for name in group.contestants}
+        rounds = []
+        with mmap.mmap(-1, SOURCE_BYTES) as source:
+            source.write(os.urandom(SOURCE_BYTES))
+            for number in range(setting.pairs + 1):
+                place = f"@/save-{number}"
+                answers = group.round(turns, backwards=bool(number % 2), place=place)
+                plain = plain_write_seconds(setting.directory / "plain", state_bytes, source)
+                group.each("forget", place=place)
+                if number:
+                    rounds.append({name: a["stall_s"] * 1e3 for name, a in answers.items()})
+                    race.note("plain_write_durable_ms", plain * 1e3)
+                    for name, answer in answers.items():
+                        race.note(f"{name}_complete_ms", answer["complete_s"] * 1e3)
+                        race.note(f"{name}_durable_ms", answer["durable_s"] * 1e3)
+        race.note_group(rounds)
+    return race

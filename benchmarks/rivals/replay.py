@@ -1,0 +1,70 @@
+"""What a contestant that keeps a replay can be asked to do, and what most of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import Columns, Rows
+
+
+class ReplayContestant:
+    """A library's replay buffer of `capacity` rows, used as its documentation recommends.
+
+    `durable` says whether a complete save is on the disk; the others' files are fsynced after the
+    library calls itself done, and that time is told apart.
+    """
+
+    durable = False
+
+    def __init__(self, rows: Rows, capacity: int, directory: Path) -> None:
+        self.rows, self.capacity, self.directory = rows, capacity, directory
+
+    def fill(self, first: int, count: int) -> None:
+        """Put rows [first, first + count) in by the library's quickest way; never measured."""
+        for chunk in self.rows.chunks(first, count):
+            self.extend(self.many_rows(chunk))
+
+    def sample(self, count: int) -> Any:
+        """Return a batch of uniformly drawn rows, as a learner would get it."""
+        raise NotImplementedError
+
+    def arrays(self, batch: Any) -> Columns:
+        """Return a batch's fields as arrays by our names, to be checked."""
+        raise NotImplementedError
+
+    def facts_of(self, batch: Any) -> dict[str, Any]:
+        """Return what else is to be told of a first batch after a load."""
+        return {}
+
+    def one_row(self, row: Columns) -> Any:
+        """Return one row (arrays with a leading axis of 1) in the form that `add` takes."""
+        raise NotImplementedError
+
+    def add(self, form: Any) -> None:
+        raise NotImplementedError
+
+    def many_rows(self, rows: Columns) -> Any:
+        """Return rows in the form that `extend` takes."""
+        raise NotImplementedError
+
+    def extend(self, form: Any) -> None:
+        raise NotImplementedError
+
+    def change(self) -> None:
+        """Change the model that is saved beside the replay a little."""
+
+    def save(self, place: Path) -> Callable[[], None] | None:
+        """Save into the empty directory `place`; return what waits until the save is complete."""
+        raise NotImplementedError
+
+    def get_ready(self, place: Path) -> None:
+        """Do before a load what a script does anyway; never measured."""
+
+    def load(self, place: Path) -> None:
+        """Load the replay of an earlier save into this empty buffer."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the end of the process would not."""
