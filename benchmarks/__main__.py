@@ -1,8 +1,9 @@
 """Measure the figures: python -m benchmarks [--quick] [--only NAME] [--directory DIR]
 
-A figure of our own runs in a process of its own; in a race each library has one that lives through all
-races. Files are below a temporary directory that is removed afterwards, whatever happens. Results (table.md, table.json; JSON and PNG of each figure) go to
-benchmarks/results/. Exit code 1 where a bar was missed.
+A figure of our own runs in a process of its own; in a race each library has one that lives through
+all races. Files lie below a temporary directory that is removed afterwards, whatever happens.
+Results (table.md, table.json; JSON and PNG of each figure) go to benchmarks/results/. Exit code 1
+where a bar was missed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.report import print_table, write_reports
 RESULTS = Path(__file__).resolve().parent / "results"
 PAIRS = 10
 QUICK_PAIRS = 3
+REMOVALS = 10
 
 
 def main() -> int:
@@ -48,7 +50,9 @@ def main() -> int:
                 measured = _measure(name, args, pool)
             outcomes.append((figure, measured))
             seconds = time.monotonic() - begin
-            console.print(f"{name} ({seconds:.0f} s): {measured.text}", highlight=False, markup=False)
+            console.print(
+                f"{name} ({seconds:.0f} s): {measured.text}", highlight=False, markup=False
+            )
             record = {"figure": name, "host": host, "quick": args.quick, **measured.to_json()}
             (args.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
             draw(figure, measured, args.results / f"{name}.png")
@@ -68,7 +72,17 @@ def _measure(name: str, args: argparse.Namespace, pool: Pool) -> Measured:
             return _measure_or_skip(name, setting)
         return _measure_in_child(name, args, directory)
     finally:
-        shutil.rmtree(directory)
+        _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    """Remove what a figure leaves, though a process of it may still be ending."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(1)
+    shutil.rmtree(directory)
 
 
 def _measure_in_child(name: str, args: argparse.Namespace, directory: Path) -> Measured:

@@ -1,4 +1,5 @@
 """One cold resume in a process of its own: python -m benchmarks.cold_child RUN ROWS OBS_BYTES BATCH
+WATCH_SECONDS
 
 Prints one JSON line. Before the clock starts imports are done, the engine has claimed the run, and
 its writer has had a second to come up: the time in which a real script makes networks and
@@ -20,7 +21,7 @@ SETUP_SECONDS = 1.0
 
 
 def main() -> None:
-    run_dir, rows, obs_bytes, batch_size = sys.argv[1:5]
+    run_dir, rows, obs_bytes, batch_size, watch_seconds = sys.argv[1:6]
     shape = ReplayShape(int(rows), int(obs_bytes))
     with shape.make_ring() as ring, make_engine(Path(run_dir)) as engine:
         engine.track(replay=ring, counters={"step": 0})
@@ -32,7 +33,12 @@ def main() -> None:
         restored = time.perf_counter()
         batch = ring.sample(int(batch_size))
         sampled = time.perf_counter()
+        ends = [sampled]
+        while ends[-1] < sampled + float(watch_seconds):
+            ring.sample(int(batch_size))
+            ends.append(time.perf_counter())
         result = {
+            "batch_ends_s": [end - begin for end in ends],
             "restore_seconds": restored - begin,
             "first_batch_seconds": sampled - begin,
             "private_bytes_before": before,

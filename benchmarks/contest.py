@@ -39,7 +39,7 @@ class Contestant:
 
     def __init__(self, rival: Rival) -> None:
         self.rival = rival
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, as long as the process
         target = f"benchmarks.rivals.{rival.target}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.contestant", target],
@@ -54,14 +54,20 @@ class Contestant:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """End it in the midst of a turn; what it holds is gone when this returns."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        """End it; a turn that is being played is waited for."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self._process.stdout.close()
         self._log.close()
 
@@ -90,8 +96,7 @@ class Contestant:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
             piece = os.read(descriptor, 1 << 16) if ready else b""
             if not piece:
-                self._process.kill()
-                self._process.wait()
+                self.kill()
                 raise self._failed(turn)
             self._answers += piece
         line, _, self._answers = self._answers.partition(b"\n")
@@ -121,7 +126,7 @@ class Contest:
 
     def each(self, turn: str, **arguments: Any) -> Answers:
         """Have everyone play a turn, one after the other; return the answers by name."""
-        return self.round({name: turn for name in self.contestants}, **arguments)
+        return self.round(dict.fromkeys(self.contestants, turn), **arguments)
 
     def round(self, turns: dict[str, str], *, backwards: bool = False, **arguments: Any) -> Answers:
         """Play one round: `turns` names each contestant's turn; "who.what" is one more of `who`."""
@@ -185,10 +190,12 @@ class Pool:
         try:
             started.start()
             yield started
-        finally:
+        except BaseException:
             for contestant in contestants:
-                if contestant.is_alive:
-                    contestant.ask("close")
+                contestant.kill()
+            raise
+        for contestant in started.contestants.values():
+            contestant.ask("close")
 
     def _process_of(self, rival: Rival) -> Contestant:
         known = self._contestants.get(rival.target)

@@ -1,8 +1,8 @@
 """One library in a process of its own: python -m benchmarks.contestant MODULE:CLASS
 
-Reads requests (one JSON line each: the turn's name and its arguments) from standard input, plays the
-turn and answers with one JSON line. It lives until standard input ends. Libraries are imported before
-the first turn, data is prepared before a turn's clock starts, and what a library prints goes to stderr.
+Reads requests (one JSON line each: the turn's name and its arguments) from standard input, plays
+the turn and answers with one JSON line, until that input ends. Libraries are imported before the
+first turn, data is made ready before a turn's clock starts; what a library prints goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a figure is, and the one list of them.
 
-A figure is a module of benchmarks.figures with `FIGURE` and `measure(setting) -> Measured`. It runs
-in a directory of its own that is removed afterwards; one of OWN in a process of its own, one of RACES
-by asking processes of the run's pool.
+A figure is a module of benchmarks.figures with `FIGURE` and `measure(setting) -> Measured`. It has
+a directory of its own that is removed afterwards. One of OWN runs in a process of its own, one of
+RACES asks processes of the run's pool.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.contest import Pool
+from benchmarks.host import available_memory_bytes
 from benchmarks.judgement import Finding, Verdict
 from benchmarks.statistics import Summary, summarize
 
@@ -75,11 +76,21 @@ class Setting:
         directory.mkdir()
         return replace(self, directory=directory)
 
+    def free_disk_bytes(self) -> int:
+        return shutil.disk_usage(self.directory).free
+
     def need_disk(self, size: float) -> None:
         """Raise NotEnough unless `size` bytes, and a fifth more, are free below the directory."""
-        free = shutil.disk_usage(self.directory).free
-        if free < 1.2 * size:
-            raise NotEnough(f"{1.2 * size / 1e9:.1f} GB of disk are needed, {free / 1e9:.1f} free")
+        _need("disk", 1.2 * size, self.free_disk_bytes())
+
+    def need_memory(self, size: float) -> None:
+        """Raise NotEnough unless `size` bytes, and 2 GB for the rest, can be taken."""
+        _need("memory", size + 2e9, available_memory_bytes())
+
+
+def _need(what: str, size: float, free: float) -> None:
+    if free < size:
+        raise NotEnough(f"{size / 1e9:.1f} GB of {what} are needed, {free / 1e9:.1f} are free")
 
 
 class NotEnough(RuntimeError):

@@ -1,4 +1,4 @@
-"""What may be said about a bar: reached or missed only where the whole interval lies on one side."""
+"""What may be said about a bar: reached or missed only where the whole interval is on one side."""
 
 from __future__ import annotations
 

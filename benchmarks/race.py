@@ -1,8 +1,8 @@
 """Races: what all contests have in common. Ours and the limits run against every installed rival.
 
 Where all contestants would not fit into memory at once, they run in groups, ours and the limits in
-each of them. A ratio is always of two turns of one round; ours over the other's, or the other's over
-ours where less is better, so that more is better for us in every ratio.
+each of them. A ratio is always of two turns of one round: ours over the other's, or the other's
+over ours where less is better. So more is better for us in every ratio.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.contest import Contest
+from benchmarks.contest import Answers, Contest
 from benchmarks.disk import plain_write_seconds
-from benchmarks.figure import NotEnough, Setting
+from benchmarks.figure import Setting, unit_of
 from benchmarks.host import available_memory_bytes
 from benchmarks.judgement import Finding, Verdict, at_least, format_ratio
 from benchmarks.rivals import OURS, Rival
 from benchmarks.rows import Rows
-from benchmarks.statistics import paired_ratios, summarize
+from benchmarks.statistics import summarize
 
 MEMORY_BYTES = 14e9
 """What the contestants of one group may hold together."""
@@ -31,6 +31,10 @@ PROCESS_BYTES = 0.4e9
 """An interpreter with torch and what comes with it."""
 
 SOURCE_BYTES = 64 << 20
+
+SLOW_SECONDS = 5.0
+SLOW_ROUNDS = 3
+"""A save that takes longer than this is made in so many rounds, not in all."""
 
 
 @dataclass
@@ -46,17 +50,14 @@ class Race:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def note_group(self, rounds: Sequence[dict[str, float]], ours: str = OURS.name) -> None:
-        """Take in the scores of one group's rounds; of one that failed none counts."""
-        complete = [
-            label for label in rounds[0] if all(label in scores for scores in rounds)
-        ]
-        mine = [scores[ours] for scores in rounds]
-        for label in complete:
-            theirs = [scores[label] for scores in rounds]
-            self.scores.setdefault(label, []).extend(theirs)
-            if label != ours:
-                pair = (theirs, mine) if self.less_is_better else (mine, theirs)
-                self.ratios.setdefault(label, []).extend(paired_ratios(*pair))
+        """Take in the scores of one group's rounds, each paired with ours of its round."""
+        for scores in rounds:
+            for label, score in scores.items():
+                self.scores.setdefault(label, []).append(score)
+                if label != ours:
+                    ratio = score / scores[ours]
+                    ratio = ratio if self.less_is_better else 1 / ratio
+                    self.ratios.setdefault(label, []).append(ratio)
 
     def note(self, name: str, value: float) -> None:
         """Take in a value that nothing is judged by."""
@@ -82,7 +83,7 @@ class Race:
 
     def own(self) -> str:
         median = summarize(self.scores[OURS.name]).median
-        return f"{_rounded(median)} {self.unit.replace('_per_', '/').replace('_', ' ')}"
+        return f"{_rounded(median)} {unit_of(f'_{self.unit}').replace('_per_', '/')}"
 
     def samples(self, prefix: str = "") -> dict[str, list[float]]:
         """Return all samples, named for tables and pictures: unit last."""
@@ -107,26 +108,28 @@ def installed(rivals: Sequence[Rival]) -> list[Rival]:
     return [rival for rival in rivals if rival.is_installed]
 
 
+def places_in_memory(setting: Setting, always: Sequence[Rival], bytes_each: float) -> int:
+    """Return how many rivals fit beside `always` where each holds `bytes_each` at once."""
+    each = bytes_each + PROCESS_BYTES
+    setting.need_memory((len(always) + 1) * each)
+    return int(min(MEMORY_BYTES, available_memory_bytes()) // each) - len(always)
+
+
 def race_groups(
     setting: Setting,
     race: Race,
     always: Sequence[Rival],
     rivals: Sequence[Rival],
-    bytes_each: float,
+    *,
+    places: int,
 ) -> Iterator[Contest]:
-    """Yield one running contest after the other, each with `always` and some of the rivals.
+    """Yield one running contest after the other, each with `always` and up to `places` rivals.
 
-    `bytes_each` is the memory that one contestant's data takes at most. The files of a group are
-    removed before the next one starts.
+    The files of a group are removed before the next one starts.
     """
     present = installed(rivals)
     race.rivals = [rival.name for rival in present]
     race.facts["guarantees"] = {r.name: r.guarantee for r in (*always, *present) if r.guarantee}
-    room = min(MEMORY_BYTES, 0.8 * available_memory_bytes())
-    places = int(room // (bytes_each + PROCESS_BYTES)) - len(always)
-    if places < 1:
-        need = (len(always) + 1) * (bytes_each + PROCESS_BYTES) / 1e9
-        raise NotEnough(f"{need:.1f} GB of free memory are needed, {room / 1e9:.1f} are there")
     for first in range(0, max(1, len(present)), places):
         group = [*always, *present[first : first + places]]
         directory = setting.directory / f"group-{first}"
@@ -156,12 +159,13 @@ def rate_race(
     """
     race = Race(unit)
     arguments["seconds"] = setting.turn_seconds
-    for group in race_groups(setting, race, always, rivals, capacity * rows.row_bytes):
+    places = places_in_memory(setting, always, capacity * rows.row_bytes)
+    for group in race_groups(setting, race, always, rivals, places=places):
         group.each("make_replay", rows=rows.name, capacity=capacity, directory="@")
         group.each("fill", count=capacity)
         if turn != "extend":
             group.each("check", count=256)
-        turns = {name: turn for name in group.contestants} | (also or {})
+        turns = dict.fromkeys(group.contestants, turn) | (also or {})
         rounds = []
         for number in range(setting.pairs + 1):
             answers = group.round(turns, backwards=bool(number % 2), **arguments)
@@ -193,17 +197,21 @@ def save_race(
     warms up: files and staging memory are made in it.
     """
     race = Race("stall_ms", less_is_better=True)
-    for group in race_groups(setting, race, always, rivals, bytes_each):
+    places = places_in_memory(setting, always, bytes_each)
+    for group in race_groups(setting, race, always, rivals, places=places):
         make(group)
-        turns = {name: "save" for name in group.contestants}
-        rounds = []
+        turns = dict.fromkeys(group.contestants, "save")
+        rounds: list[dict[str, float]] = []
         with mmap.mmap(-1, SOURCE_BYTES) as source:
             source.write(os.urandom(SOURCE_BYTES))
             for number in range(setting.pairs + 1):
                 place = f"@/save-{number}"
                 answers = group.round(turns, backwards=bool(number % 2), place=place)
                 plain = plain_write_seconds(setting.directory / "plain", state_bytes, source)
-                group.each("forget", place=place)
+                group.round(dict.fromkeys(answers, "forget"), place=place)
+                if number == SLOW_ROUNDS:
+                    for name in _slow(answers):
+                        del turns[name]
                 if number:
                     rounds.append({name: a["stall_s"] * 1e3 for name, a in answers.items()})
                     race.note("plain_write_durable_ms", plain * 1e3)
@@ -212,3 +220,14 @@ def save_race(
                         race.note(f"{name}_durable_ms", answer["durable_s"] * 1e3)
         race.note_group(rounds)
     return race
+
+
+def _slow(answers: Answers) -> list[str]:
+    return [name for name, answer in answers.items() if answer["durable_s"] > SLOW_SECONDS]
+
+
+def stall_finding(race: Race) -> Finding:
+    """Tell the stall against the rival with the shortest, and when ours is durable."""
+    found = race.against_best_rival(None)
+    durable = summarize(race.details[f"{OURS.name}_durable_ms"]).median
+    return Finding(found.bar, f"{found.text}, durable after {durable:.0f} ms", found.verdict)

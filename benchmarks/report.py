@@ -44,9 +44,7 @@ def print_table(outcomes: Outcomes, host: dict[str, object], console: Console, t
     console.print(HOW)
 
 
-def write_reports(
-    outcomes: Outcomes, host: dict[str, object], directory: Path, title: str
-) -> None:
+def write_reports(outcomes: Outcomes, host: dict[str, object], directory: Path, title: str) -> None:
     """Write table.md and table.json: every finding, and every contestant's numbers."""
     lines = [f"# {title}", "", _host_line(host), "", HOW, ""]
     lines += _markdown(
@@ -81,7 +79,7 @@ def _details(measured: Measured) -> list[str]:
     rows = []
     for name, summary in measured.summaries().items():
         unit = unit_of(name)
-        label = name.removesuffix(unit).rstrip("_")
+        label = name.removesuffix(unit).rstrip("_") or name
         values = (summary.median, summary.low, summary.high, summary.p99)
         median, low, high, p99 = (_number(value) for value in values)
         rows.append((label, unit, median, f"{low} to {high}", p99, str(summary.count)))
@@ -104,4 +102,5 @@ def _host_line(host: dict[str, object]) -> str:
     assert isinstance(packages, dict)
     assert isinstance(rivals, dict)
     versions = ", ".join(f"{name} {version}" for name, version in (packages | rivals).items())
-    return f"{host['measured_at']}, {host['cpu']}, {host['cores']} cores, {host['file_system']}; {versions}"
+    machine = f"{host['cpu']}, {host['cores']} cores, {host['file_system']}"
+    return f"{host['measured_at']}, {machine}; {versions}"

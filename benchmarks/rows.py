@@ -1,8 +1,8 @@
 """The transitions of the workloads: their fields, and contents that follow from a row's number.
 
 Every contestant stores these fields with these dtypes. Contents come from one block of noise, again
-and again, so that making rows costs next to nothing; `reward` is the row's number, by which a sampled
-batch is checked whatever library it comes from.
+and again, so that making rows costs next to nothing; `reward` is the row's number, by which a batch
+is checked, whatever library it comes from.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rows:
             first += size
 
     def check(self, batch: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Raise RuntimeError unless `batch` holds `count` rows with the contents of their numbers."""
+        """Raise RuntimeError unless `batch` has `count` rows with the contents of their numbers."""
         numbers = batch["reward"].reshape(-1).astype(np.int64)
         if len(numbers) != count:
             raise RuntimeError(f"{count} rows were asked for, {len(numbers)} came")
@@ -75,9 +75,7 @@ class Rows:
                 raise RuntimeError(f"{name} of a sampled row is not what was added")
 
 
-def _noise(
-    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
+def _noise(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "f":
         return rng.random(shape, np.float32).astype(dtype)
     if dtype.kind == "b":
@@ -85,7 +83,9 @@ def _noise(
     return rng.integers(0, 251 if dtype.itemsize == 1 else 18, shape, dtype)
 
 
-def _transitions(name: str, obs: tuple[tuple[int, ...], str], action: Any, *, next_obs: bool) -> Rows:
+def _transitions(
+    name: str, obs: tuple[tuple[int, ...], str], action: Any, *, next_obs: bool
+) -> Rows:
     return Rows(
         name,
         (

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports"
-for unit in csrc/core/*.c tests/native/*.c; do
+for unit in csrc/core/*.c tests/native/*.c benchmarks/*.c; do
   cc -std=c11 -D_GNU_SOURCE -Icsrc/core -Wall -Wextra -Wconversion -Wshadow -Werror -fsyntax-only "$unit"
 done
 echo "checks passed"

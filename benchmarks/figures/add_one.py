@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.figure import Figure, Measured, Setting
+from benchmarks.judgement import Finding
 from benchmarks.race import per_second, rate_race
 from benchmarks.rivals import OURS, REPLAYS
 from benchmarks.rows import STACKS, VECTORS
@@ -15,7 +18,9 @@ SHAPES = ((VECTORS, 100_000, 20_000), (STACKS, 8_000, 1_000))
 
 
 def measure(setting: Setting) -> Measured:
-    findings, samples, facts = [], {}, {}
+    findings: list[Finding] = []
+    samples: dict[str, list[float]] = {}
+    facts: dict[str, Any] = {}
     for rows, full, quick in SHAPES:
         race = rate_race(
             setting.part(rows.name),

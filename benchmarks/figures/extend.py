@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.figure import Figure, Measured, Setting
+from benchmarks.judgement import Finding
 from benchmarks.race import rate_race
 from benchmarks.rivals import CPPRB, MEMCPY, OURS, TORCHRL, TORCHRL_MEMMAP
 from benchmarks.rows import STACKS, VECTORS
@@ -16,7 +19,9 @@ SHAPES = ((VECTORS, 1_000_000, 50_000), (STACKS, 8_000, 1_000))
 
 
 def measure(setting: Setting) -> Measured:
-    findings, samples, facts = [], {}, {}
+    findings: list[Finding] = []
+    samples: dict[str, list[float]] = {}
+    facts: dict[str, Any] = {}
     for rows, full, quick in SHAPES:
         race = rate_race(
             setting.part(rows.name),

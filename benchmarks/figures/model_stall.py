@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.figure import Figure, Measured, Setting
 from benchmarks.models import LARGE_LAYERS
-from benchmarks.race import save_race
+from benchmarks.race import save_race, stall_finding
 from benchmarks.rivals import OUR_SAVER, SAVERS
 
 FIGURE = Figure("model_stall", "stall of a save: 403 MB of model + Adam")
@@ -24,4 +24,4 @@ def measure(setting: Setting) -> Measured:
         make=lambda group: group.each("make_saver", layers=layers, directory="@"),
         state_bytes=size,
     )
-    return Measured([race.against_best_rival(None)], race.samples(), race.facts)
+    return Measured([stall_finding(race)], race.samples(), race.facts)

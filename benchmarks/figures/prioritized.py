@@ -1,4 +1,4 @@
-"""Prioritized sampling of 256 vector transitions and the update of their priorities, as one step."""
+"""Prioritized sampling of 256 vector transitions and the update of their priorities: one step."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figure import Figure, Measured, Setting
-from benchmarks.race import save_race
+from benchmarks.race import save_race, stall_finding
 from benchmarks.rivals import OURS, SAVED_REPLAYS
 from benchmarks.rows import VECTORS
 
@@ -27,4 +27,4 @@ def measure(setting: Setting) -> Measured:
         ),
         state_bytes=rows * VECTORS.row_bytes,
     )
-    return Measured([race.against_best_rival(None)], race.samples(), race.facts)
+    return Measured([stall_finding(race)], race.samples(), race.facts)

@@ -1,4 +1,4 @@
-"""Uniform sampling of 256 Atari transitions: obs and next_obs of 4 x 84 x 84 bytes, 14 MB a batch."""
+"""Uniform sampling of 256 Atari transitions: obs and next_obs of 4 x 84 x 84 bytes, 14 MB."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ TORCHRL_CHECKPOINT = Rival(
     ("torchrl", "tensordict"),
     "no fsync, no checksum; one atomic rename",
 )
-CPPRB = Rival("cpprb", "cpprb:Replay", ("cpprb",), "no fsync; CRC-32 of zip members")
+CPPRB = Rival("cpprb", "cpprb:Replay", ("cpprb",), "no fsync; CRC-32 of compressed zip members")
 CPPRB_PRIORITIZED = Rival("cpprb", "cpprb:Prioritized", ("cpprb",))
 
 REPLAYS = (SB3, TIANSHOU, TORCHRL, TORCHRL_MEMMAP, CPPRB)

@@ -52,12 +52,13 @@ class DistributedCheckpoint(ModelSaver):
     """torch.distributed.checkpoint.async_save: staging in the loop, writing in a thread."""
 
     def save(self, place: Path) -> Callable[[], None]:
-        from torch.distributed.checkpoint import async_save
+        from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
         future = async_save(self.state_dicts(), checkpoint_id=place / "checkpoint", no_dist=True)
 
         def wait() -> None:
-            future.result()
+            staged = isinstance(future, AsyncSaveResponse)
+            (future.upload_completion if staged else future).result()
 
         return wait
 

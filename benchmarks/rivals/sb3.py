@@ -90,7 +90,7 @@ class Replay(ReplayContestant):
     def load(self, place: Path) -> None:
         model = self._algorithm()
         model.load_replay_buffer(place / "replay.pkl")
-        self.buffer = model.replay_buffer  # type: ignore[assignment]
+        self.buffer = model.replay_buffer
 
     def _algorithm(self) -> SAC:
         """Return a SAC model with about 1 MB of parameters and Adam state, holding this buffer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class Memmap(Replay):
     """In memory-mapped files (LazyMemmapStorage), saved by `dumps`."""
 
     def _storage(self) -> Any:
-        return LazyMemmapStorage(self.capacity, scratch_dir=str(self.directory / "scratch"))
+        scratch = mkdtemp(prefix="scratch-", dir=self.directory)
+        return LazyMemmapStorage(self.capacity, scratch_dir=scratch)
 
 
 class Checkpointed(Replay):
