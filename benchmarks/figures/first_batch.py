@@ -1,8 +1,8 @@
 """From an empty buffer to a first sampled batch of what was saved, with the page cache dropped.
 
-Everyone fills and saves its buffer and gives it back. In each round everyone makes an empty one, the
-page cache is dropped, and the clock runs from the load to the end of `sample(256)`. Ours loads the
-model of 1 MB too. The rows of the batch are checked after the clock.
+Everyone fills and saves its buffer and gives it back. In each round everyone makes an empty one,
+the page cache is dropped, and the clock runs from the load to the end of `sample(256)`. Ours loads
+the model of 1 MB too. The rows of the batch are checked after the clock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PARTS = (
     (FRAMES, 1_000_000, 20_000, (SB3, TIANSHOU, TORCHRL), BAR),
 )
 """Rows, full and quick, who takes part, and the bar. Vectors are read in a moment, so that what a
-restore costs in any case decides. Frames are loaded from one kind of save a library; cpprb compresses
-its own, which takes minutes for 7 GB: left out."""
+restore costs in any case decides. Frames are loaded from one kind of save a library; cpprb is left
+out: it compresses, which takes minutes for 7 GB."""
 
 
 def measure(setting: Setting) -> Measured:

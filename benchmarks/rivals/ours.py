@@ -23,12 +23,12 @@ class Replay(ReplayContestant):
 
     def __init__(self, rows: Rows, capacity: int, directory: Path) -> None:
         super().__init__(rows, capacity, directory)
-        self.ring = self._make_ring()
+        self.ring: Any = self._make_ring()
         self._engine: pyengine.SnapshotEngine | None = None
         self._model: Any = None
         self._step = 0
 
-    def _make_ring(self) -> pyengine.ReplayBuffer:
+    def _make_ring(self) -> Any:
         return pyengine.ReplayBuffer(self._schema(), self.capacity, seed=1)
 
     def _schema(self) -> pyengine.Schema:
@@ -102,19 +102,21 @@ class Replay(ReplayContestant):
 
 
 class Prioritized(Replay):
+    _warmed = False
+
     def _make_ring(self) -> Any:
-        return pyengine.PrioritizedReplayBuffer(  # type: ignore[attr-defined]
+        return pyengine.PrioritizedReplayBuffer(
             self._schema(), self.capacity, num_envs=1, seed=1, alpha=0.6, beta=0.4
         )
 
     def warm(self, count: int) -> None:
         """Give every row a priority of its own, once."""
-        self._rng = np.random.default_rng(3)
-        self._priorities = self._rng.random(count).astype(np.float32)
-        if self._step == 0:
-            self._step = 1
+        rng = np.random.default_rng(3)
+        self._priorities = rng.random(count).astype(np.float32)
+        if not self._warmed:
+            self._warmed = True
             refs = self.ring.refs()
-            self.ring.update_priorities(refs, self._rng.random(len(refs)).astype(np.float32))
+            self.ring.update_priorities(refs, rng.random(len(refs)).astype(np.float32))
 
     def sample_and_update(self, count: int) -> None:
         batch = self.ring.sample(count)
