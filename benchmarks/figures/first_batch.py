@@ -25,7 +25,7 @@ BATCH = 256
 BAR = 20.0
 LIMIT_BAR = 2.0
 READS = 400
-LARGE_ROUNDS = 3
+LARGE_ROUNDS = 6
 """Loads of 7 GB take the rivals up to half a minute each: there are few of them."""
 
 PARTS = (

@@ -18,6 +18,7 @@ from benchmarks.judgement import Verdict, at_least, at_most, worst
         ([1.9] * 10, Verdict.MISSED),
         ([1.5, 2.5] * 5, Verdict.UNRESOLVED),
         ([2.1] * 6 + [1.0] * 4, Verdict.UNRESOLVED),
+        ([2.1] * 5, Verdict.UNRESOLVED),
     ],
 )
 def test_a_lower_bar_is_reached_only_by_the_whole_interval(ratios, verdict):
@@ -30,6 +31,7 @@ def test_a_lower_bar_is_reached_only_by_the_whole_interval(ratios, verdict):
         ([1.1] * 10, Verdict.REACHED),
         ([1.3] * 10, Verdict.MISSED),
         ([1.1] * 6 + [2.0] * 4, Verdict.UNRESOLVED),
+        ([1.1] * 5, Verdict.UNRESOLVED),
     ],
 )
 def test_an_upper_bar_is_reached_only_by_the_whole_interval(ratios, verdict):
