@@ -23,7 +23,8 @@ COLOURS = {
 
 HOW = (
     "Medians; ratios of interleaved pairs with their 95 % bootstrap intervals. A bar is reached or "
-    "missed where the whole interval is on one side of it, else not resolved."
+    "missed where the whole interval is on one side of it; otherwise, and with fewer than six "
+    "pairs, it is not resolved."
 )
 
 Outcomes = Sequence[tuple[Figure, Measured]]
