@@ -32,8 +32,10 @@ MODULES: dict[str, list[str]] = {
         "hash.c",
         "mapped.c",
         "pcg64.c",
+        "priorities.c",
         "ring.c",
         "slots.c",
+        "sum_tree.c",
     ],
 }
 
@@ -48,7 +50,7 @@ def extension(module: str, units: list[str]) -> Extension:
         depends=headers + bindings,
         extra_compile_args=CFLAGS,
         extra_link_args=["-Wl,-s"] if not os.environ.get("PYENGINE_DEBUG") else [],
-        libraries=["dl", "pthread"],
+        libraries=["dl", "m", "pthread"],
     )
 
 

@@ -22,9 +22,10 @@ include "ring_faults.pxi"
 include "ring_memory.pxi"
 include "ring_append.pxi"
 include "ring_read.pxi"
+include "ring_priorities.pxi"
 
 
-cdef class RingCore(RingRead):
+cdef class RingCore(RingPriorities):
     """What a ring does, a chapter a class; this one: slots, holds and restore."""
 
     @property

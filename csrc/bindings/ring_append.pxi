@@ -93,6 +93,8 @@ cdef class RingAppend(RingMemory):
                         row_bytes if constant else row_bytes * steps * lane_count):
                     raise ValueError(f"field {i}: {views[held - 1].len} bytes do not fit the rows")
                 sources[i].data = <const uint8_t *>views[held - 1].buf
+                if constant:
+                    sources[i].data = self._default_of(i - self._appends)
                 sources[i].step_bytes = 0 if constant else row_bytes * lane_count
                 sources[i].lane_bytes = 0 if constant else row_bytes
             if mask is not None:
@@ -141,8 +143,7 @@ cdef class RingAppend(RingMemory):
                 if item == NULL:
                     if i < self._appends or self._defaults[i - self._appends] is None:
                         return -1
-                    sources[i].data = <const uint8_t *>PyBytes_AS_STRING(
-                        self._defaults[i - self._appends])
+                    sources[i].data = self._default_of(i - self._appends)
                     sources[i].step_bytes = 0
                     sources[i].lane_bytes = 0
                     continue
@@ -196,6 +197,12 @@ cdef class RingAppend(RingMemory):
         finally:
             for i in range(held):
                 PyBuffer_Release(&views[i])
+
+    cdef const uint8_t *_default_of(self, int mutable) noexcept:
+        """What a row gets that is not given a value; the bytes live as long as this object."""
+        if self._ring.priorities != NULL and <int>self._priorities.rule.field == mutable:
+            return <const uint8_t *>&self._priorities.highest  # read under the lock
+        return <const uint8_t *>PyBytes_AS_STRING(self._defaults[mutable])
 
     cdef bint _is_format(self, const Py_buffer *view, int field) noexcept:
         return _is_char(view, PyBytes_AS_STRING(self._formats)[field])

@@ -1,11 +1,13 @@
 # What the native core could not do, as exceptions.
 
 from ring_native cimport (
-    PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_DROPPED, PE_EMPTY, PE_NO_MEMORY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF,
-    PE_UNREADABLE, pe_fault, pe_status,
+    PE_BAD_PRIORITY, PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_DROPPED, PE_EMPTY, PE_NO_MEMORY,
+    PE_NO_PRIORITY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF, PE_UNREADABLE, pe_fault, pe_status,
 )
 
-from pyengine.errors import ClosedError, DroppedRowError, EmptyRingError, UnknownRefError
+from pyengine.errors import (
+    ClosedError, DroppedRowError, EmptyRingError, PriorityError, UnknownRefError,
+)
 
 
 class BlockFault(Exception):
@@ -45,6 +47,12 @@ cdef int _report(pe_status status, const pe_fault *fault) except -1:
                               field="refs", expected="a ref in the window", got=fault.row)
     if status == PE_EMPTY:
         raise EmptyRingError("the ring holds no row yet")
+    if status == PE_NO_PRIORITY:
+        raise EmptyRingError("no row of the ring can be drawn: all of their priorities are 0")
+    if status == PE_BAD_PRIORITY:
+        raise PriorityError(
+            f"priority {fault.row} (counted from 0) is negative, infinite or NaN; nothing was changed",
+            field="priorities", expected="finite float32 values of at least 0", got=fault.row)
     if status == PE_DAMAGED:
         raise BlockFault(fault.lane, fault.segment, fault.offset, fault.block, fault.expected,
                          fault.got, 0)

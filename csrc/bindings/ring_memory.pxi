@@ -12,7 +12,7 @@ from libc.string cimport memset
 
 from control_block cimport pe_ring_control
 from ring_native cimport (
-    PE_OK, pe_mutable_field, pe_ring, pe_ring_close, pe_ring_free, pe_ring_lock,
+    PE_OK, pe_mutable_field, pe_priorities, pe_ring, pe_ring_close, pe_ring_free, pe_ring_lock,
     pe_ring_lock_shared, pe_ring_open, pe_ring_unlock, pe_segment_fields, pe_segment_header,
     pe_status,
 )
@@ -31,6 +31,7 @@ cdef class RingMemory:
     cdef bytes _formats
     cdef pe_mutable_field *_mutables
     cdef uint32_t *_ends
+    cdef pe_priorities _priorities
     cdef uint64_t _lanes
     cdef uint64_t _capacity
     cdef int _appends  # append fields that callers give: all but the start field
@@ -45,6 +46,7 @@ cdef class RingMemory:
         self._mutables = NULL
         self._ends = NULL
         memset(&self._ring, 0, sizeof(pe_ring))
+        memset(&self._priorities, 0, sizeof(pe_priorities))
         PyObject_GetBuffer(arena, &self._arena, PyBUF_WRITABLE)
         self._open = True
         self._header = header_image

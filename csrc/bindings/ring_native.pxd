@@ -24,10 +24,28 @@ cdef extern from "pcg64.h" nogil:
     struct pe_pcg64:
         uint64_t state_high, state_low, inc_high, inc_low
 
+cdef extern from "sum_tree.h" nogil:
+    struct pe_sum_tree:
+        uint32_t height
+        uint64_t widths[22]
+        double *sums[22]
+        double *lows[22]
+
+cdef extern from "priorities.h" nogil:
+    struct pe_priority_rule:
+        uint32_t field
+        double alpha, epsilon
+        bint is_stratified, is_by_batch
+    struct pe_priorities:
+        pe_priority_rule rule
+        float highest
+        uint64_t draws
+        pe_sum_tree tree
+
 cdef extern from "ring.h" nogil:
     enum pe_status:
         PE_OK, PE_NO_SLOT, PE_NO_MEMORY, PE_BUSY, PE_UNKNOWN_REF, PE_EMPTY, PE_DAMAGED
-        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED, PE_DROPPED
+        PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED, PE_DROPPED, PE_BAD_PRIORITY, PE_NO_PRIORITY
     struct pe_fault:
         int64_t row
         uint64_t lane, segment, offset, block, expected, got
@@ -65,6 +83,7 @@ cdef extern from "ring.h" nogil:
         pe_atomic may_take
         pe_atomic asks_for_memory
         pe_pcg64 rng
+        pe_priorities *priorities
         pthread_mutex_t draw
     int pthread_mutex_lock(pthread_mutex_t *mutex)
     int pthread_mutex_unlock(pthread_mutex_t *mutex)
@@ -81,8 +100,8 @@ cdef extern from "ring.h" nogil:
                              const uint8_t *mask, uint64_t *done, pe_fault *fault)
     pe_status pe_ring_reserve_ahead(pe_ring *ring, uint64_t ahead, pe_fault *fault)
     void pe_ring_break(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count)
-    void pe_ring_assign(pe_ring *ring, uint32_t field, const pe_items *items,
-                        const uint8_t *values, uint64_t value_step)
+    pe_status pe_ring_assign(pe_ring *ring, uint32_t field, const pe_items *items,
+                             const uint8_t *values, uint64_t value_step, pe_fault *fault)
     bint pe_ring_hold(pe_ring *ring, pe_atomic *word, uint64_t sequence)
     void pe_ring_drop_holds(pe_ring *ring)
     pe_status pe_ring_update(pe_ring *ring, const int64_t *refs, uint64_t count,
@@ -103,3 +122,11 @@ cdef extern from "ring.h" nogil:
                              const pe_file *file)
     pe_status pe_ring_open_segment(pe_ring *ring, uint64_t lane, uint64_t segment, uint8_t **image,
                                    pe_fault *fault)
+
+cdef extern from "priorities.h" nogil:
+    pe_status pe_priorities_open(pe_ring *ring, pe_priorities *priorities)
+    pe_status pe_priorities_store(double epsilon, const float *given, uint64_t count,
+                                  float *stored, pe_fault *fault)
+    pe_status pe_priorities_draw(pe_ring *ring, uint64_t count, double beta, int64_t *refs,
+                                 float *weights)
+    void pe_priorities_settle(pe_ring *ring)

@@ -9,7 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_ring_assign, pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
+    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_priorities_draw, pe_ring_assign,
+    pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
     pe_ring_refs_at, pe_ring_try_lock_shared, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -56,21 +57,48 @@ cdef class RingRead(RingAppend):
     def lost_updates(self, uint64_t value):
         self._ring.lost_updates = value
 
-    def gather(self, int64_t[::1] refs, list outputs, bint draw=False):
-        """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked."""
-        self._gather(refs, outputs, NULL, draw, False)
+    def gather(self, int64_t[::1] refs, list outputs, bint draw=False, float[::1] weights=None,
+               double beta=0):
+        """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked.
 
-    def gather_exact(self, refs, dict outputs, kind, tuple tensors, bint draw):
+        With `weights` the draw is by priority, and fills them.
+        """
+        self._gather(refs, outputs, NULL, draw, False,
+                     self._weights_of(weights, refs.shape[0]), beta)
+
+    cdef float *_weights_of(self, float[::1] weights, Py_ssize_t rows) except? NULL:
+        if weights is None or rows == 0:
+            return NULL
+        if self._ring.priorities == NULL or weights.shape[0] != rows:
+            raise ValueError("one weight for each row of a ring with priorities")
+        return &weights[0]
+
+    cdef pe_status _draw(self, uint64_t rows, int64_t *refs, float *weights,
+                         double beta) noexcept nogil:
+        """Fill refs, and weights where there are any; with the shared lock."""
+        cdef pe_status status
+        pthread_mutex_lock(&self._ring.draw)
+        if weights != NULL:
+            status = pe_priorities_draw(&self._ring, rows, beta, refs, weights)
+        else:
+            status = pe_ring_draw(&self._ring, rows, refs)
+        pthread_mutex_unlock(&self._ring.draw)
+        return status
+
+    def gather_exact(self, refs, dict outputs, kind, tuple tensors, bint draw,
+                     float[::1] weights=None, double beta=0):
         """Gather into a flat dict of outputs that have exactly the schema's shapes and dtypes.
 
         False: something needs a closer look, and nothing was done. `kind` is the type of array;
-        `tensors` (or None) the type of tensor, then (dtype, shape) of each field.
+        `tensors` (or None) the type of tensor, then (dtype, shape) of each field. `weights` as for
+        `gather`.
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef uint8_t *targets[STACK_FIELDS]
         cdef int held = 0, given = 0, i, at, fields = <int>self._ring.field_count
         cdef int total = self._appends + <int>self._ring.mutable_count
         cdef uint64_t rows, row_bytes, whole_bytes = 0
+        cdef float *weighed
         cdef PyObject *item
         cdef pe_status status
         cdef pe_fault fault
@@ -114,7 +142,9 @@ cdef class RingRead(RingAppend):
                 whole_bytes += rows * row_bytes
             if given != len(outputs) or rows == 0:
                 return False
-            status = self._fill(<int64_t *>views[0].buf, rows, targets, draw, whole_bytes, &fault)
+            weighed = self._weights_of(weights, rows)
+            status = self._fill(<int64_t *>views[0].buf, rows, targets, draw, weighed, beta,
+                                whole_bytes, &fault)
             if status == PE_CLOSED:
                 return False
             _report(status, &fault)
@@ -124,7 +154,8 @@ cdef class RingRead(RingAppend):
                 PyBuffer_Release(&views[i])
 
     cdef pe_status _fill(self, int64_t *refs, uint64_t rows, uint8_t **targets, bint draw,
-                         uint64_t whole_bytes, pe_fault *fault) noexcept:
+                         float *weights, double beta, uint64_t whole_bytes,
+                         pe_fault *fault) noexcept:
         """Draw, where asked, and gather; without the GIL unless that costs more than it gives.
 
         A thread that is at work in Python keeps the GIL for 5 ms before it lets this one go on.
@@ -132,24 +163,23 @@ cdef class RingRead(RingAppend):
         cdef pe_status status
         if whole_bytes < RELEASE_GIL_BYTES and pe_ring_try_lock_shared(&self._ring):
             if self._ring.file_count == 0:  # no read waits for a disk
-                status = self._fill_locked(refs, rows, targets, draw, fault)
+                status = self._fill_locked(refs, rows, targets, draw, weights, beta, fault)
                 pe_ring_unlock(&self._ring)
                 return status
             pe_ring_unlock(&self._ring)
         with nogil:
             status = pe_ring_lock_shared(&self._ring)
             if status == PE_OK:
-                status = self._fill_locked(refs, rows, targets, draw, fault)
+                status = self._fill_locked(refs, rows, targets, draw, weights, beta, fault)
                 pe_ring_unlock(&self._ring)
         return status
 
     cdef pe_status _fill_locked(self, int64_t *refs, uint64_t rows, uint8_t **targets, bint draw,
+                                float *weights, double beta,
                                 pe_fault *fault) noexcept nogil:
         cdef pe_status status = PE_OK
         if draw:
-            pthread_mutex_lock(&self._ring.draw)
-            status = pe_ring_draw(&self._ring, rows, refs)
-            pthread_mutex_unlock(&self._ring.draw)
+            status = self._draw(rows, refs, weights, beta)
         if status == PE_OK:
             status = pe_ring_gather(&self._ring, refs, rows, targets,
                                     targets + self._ring.field_count, fault)
@@ -175,7 +205,8 @@ cdef class RingRead(RingAppend):
         return self._gather(refs, outputs, &positions[0], False, compact)
 
     cdef uint64_t _gather(self, int64_t[::1] refs, list outputs, const int64_t *positions,
-                          bint draw, bint compact) except? 0:
+                          bint draw, bint compact, float *weights=NULL,
+                          double beta=0) except? 0:
         cdef Py_buffer *views
         cdef uint8_t **targets
         cdef int64_t *valid = NULL
@@ -213,9 +244,7 @@ cdef class RingRead(RingAppend):
                 status = pe_ring_lock_shared(&self._ring)
                 if status == PE_OK:
                     if draw:
-                        pthread_mutex_lock(&self._ring.draw)
-                        status = pe_ring_draw(&self._ring, rows, first)
-                        pthread_mutex_unlock(&self._ring.draw)
+                        status = self._draw(rows, first, weights, beta)
                     if positions != NULL:
                         pe_ring_refs_at(&self._ring, positions, rows, first)
                     if compact:
@@ -291,6 +320,7 @@ cdef class RingRead(RingAppend):
         """Overwrite items of one mutable field; `values` has one for each item or one for all."""
         cdef pe_items items
         cdef pe_status status
+        cdef pe_fault fault
         cdef Py_buffer view
         cdef int64_t end
         cdef uint64_t i
@@ -318,9 +348,10 @@ cdef class RingRead(RingAppend):
             with nogil:
                 status = pe_ring_lock(&self._ring)
                 if status == PE_OK:
-                    pe_ring_assign(&self._ring, field, &items, <const uint8_t *>view.buf,
-                                   item_bytes if <uint64_t>view.len != item_bytes else 0)
+                    status = pe_ring_assign(
+                        &self._ring, field, &items, <const uint8_t *>view.buf,
+                        item_bytes if <uint64_t>view.len != item_bytes else 0, &fault)
                     pe_ring_unlock(&self._ring)
-            _report(status, NULL)
+            _report(status, &fault)
         finally:
             PyBuffer_Release(&view)

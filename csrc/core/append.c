@@ -2,7 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ring.h"
+#include "priorities.h"
 
 static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
@@ -130,6 +130,8 @@ static void append_run(struct pe_ring *ring, const struct batch *batch, uint64_t
     while (step < end && !is_wanted(batch, step, l)) step++;
   }
   mark_starts(ring, image, lane, id, total - id);
+  if (ring->priorities != NULL)
+    pe_priorities_added(ring, lane_index, id, total - id, batch->mutables);
   const uint64_t new_tail = total > per_lane && total - per_lane > tail ? total - per_lane : tail;
   /* The tail first: a reader between the two stores sees rows missing, never one row too many. */
   atomic_store_explicit(&lane->tail, new_tail, memory_order_release);
@@ -182,6 +184,11 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               const struct pe_source *mutables, const uint8_t *mask,
                               uint64_t *done, struct pe_fault *fault) {
   const struct batch batch = {lane_begin, lane_count, sources, mutables, mask};
+  if (ring->priorities != NULL && *done == 0) {
+    const enum pe_status status =
+        pe_priorities_check_rows(ring, lane_count, steps, mutables, mask, fault);
+    if (status != PE_OK) return status;
+  }
   while (*done < steps) {
     const enum pe_status status = open_for_step(ring, &batch, *done, fault);
     if (status != PE_OK) return status;

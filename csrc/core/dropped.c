@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring.h"
+#include "priorities.h"
 
 static uint64_t rows_of(const struct pe_dropped *dropped) {
   if (dropped->begin == dropped->end) return 0;
@@ -122,5 +122,6 @@ enum pe_status pe_ring_drop(struct pe_ring *ring, uint64_t lane, uint64_t first,
   insert(dropped, first, end);
   *added = rows_of(dropped) - before;
   atomic_fetch_add_explicit(&ring->dropped_rows, *added, memory_order_relaxed);
+  if (ring->priorities != NULL) pe_priorities_dropped(ring, lane);
   return PE_OK;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "mapped.h"
+#include "priorities.h"
 
 #define STACK_PLACES 256
 
@@ -165,6 +166,13 @@ enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_
       return PE_UNKNOWN_REF;
     }
   }
+  const struct pe_source *given =
+      ring->priorities == NULL ? NULL : &values[ring->priorities->rule.field];
+  const bool is_priority_given = given != NULL && given->data != NULL;
+  if (is_priority_given) {
+    const enum pe_status status = pe_priorities_check(given->data, count, given->step_bytes, fault);
+    if (status != PE_OK) return status;
+  }
   const bool has_holes = pe_has_dropped(ring);
   *lost = 0;
   for (uint64_t i = 0; i < count; i++) {
@@ -183,11 +191,12 @@ enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_
     }
   }
   ring->lost_updates += *lost;
+  if (is_priority_given) pe_priorities_updated(ring, refs, count);
   return PE_OK;
 }
 
-void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
-                    const uint8_t *values, uint64_t value_step) {
+static void assign_items(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                         const uint8_t *values, uint64_t value_step) {
   uint8_t *start = ring->base + ring->mutables[field].offset;
   const size_t bytes = (size_t)items->item_bytes;
   if (items->places == NULL && items->step == 1 && value_step == bytes) {
@@ -200,6 +209,19 @@ void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items 
         items->places != NULL ? items->places[i] : items->first + (int64_t)i * items->step;
     memcpy(start + (uint64_t)item * bytes, values + i * value_step, bytes);
   }
+}
+
+enum pe_status pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                              const uint8_t *values, uint64_t value_step, struct pe_fault *fault) {
+  const bool is_priority = ring->priorities != NULL && ring->priorities->rule.field == field;
+  if (is_priority) {
+    const enum pe_status status = pe_priorities_check(values, items->count, value_step, fault);
+    if (status != PE_OK) return status;
+  }
+  /* Before: the values may be a part of the field itself. */
+  if (is_priority) pe_priorities_assigned(ring, values, items->count, value_step);
+  assign_items(ring, field, items, values, value_step);
+  return PE_OK;
 }
 
 void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,

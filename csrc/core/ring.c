@@ -1,5 +1,5 @@
 /* The private side of a ring: its tables, its locks, and what a restore sets. */
-#include "ring.h"
+#include "priorities.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +57,7 @@ void pe_ring_free(struct pe_ring *ring) {
     free(ring->dropped[lane].runs);
   free(ring->dropped);
   ring->dropped = NULL;
+  if (ring->priorities != NULL) pe_priorities_free(ring->priorities);
   free(ring->images);
   free(ring->is_file);
   free(ring->free_slots);

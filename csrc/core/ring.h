@@ -34,6 +34,8 @@ enum pe_status {
   PE_OUT_OF_MEMORY = 8,
   PE_CLOSED = 9,
   PE_DROPPED = 10, /* the row was given up; fault.row names its ref */
+  PE_BAD_PRIORITY = 11, /* negative, infinite or NaN; fault.row is its index */
+  PE_NO_PRIORITY = 12,  /* there are rows, and none has a priority above 0 */
 };
 
 /* What went wrong where; filled in for the statuses that say so. */
@@ -119,6 +121,7 @@ struct pe_ring {
 
   struct pe_hold holds[PE_MAX_HOLDS];
   uint64_t lost_updates; /* updates of refs that left the window */
+  struct pe_priorities *priorities; /* see priorities.h; NULL: none are kept */
   struct pe_pcg64 rng;
 
   pthread_rwlock_t lock;
@@ -146,7 +149,8 @@ bool pe_ring_try_lock_shared(struct pe_ring *ring);
 void pe_ring_unlock(struct pe_ring *ring);
 
 /* Append `steps` rows to each of `lane_count` lanes from `lane_begin`; `mask` (steps x lane_count
- * bytes, or NULL for all) leaves rows out. Exclusive lock held. `done` counts whole steps. */
+ * bytes, or NULL for all) leaves rows out. Exclusive lock held. `done` counts whole steps.
+ * PE_BAD_PRIORITY changes nothing. */
 enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
                               uint64_t steps, const struct pe_source *sources,
                               const struct pe_source *mutables, const uint8_t *mask,
@@ -171,14 +175,16 @@ void pe_ring_drop_holds(struct pe_ring *ring);
 
 /* Overwrite mutable fields at refs[0..count): value i of a field at data + i * step_bytes of its
  * source, whose data is NULL for a field that stays. Refs that left the window are ignored and
- * counted, once each however many fields there are. Exclusive lock held. */
+ * counted, once each however many fields there are. PE_BAD_PRIORITY changes nothing. Exclusive lock
+ * held. */
 enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,
                               const struct pe_source *values, uint64_t *lost,
                               struct pe_fault *fault);
 
 /* Overwrite items of `item_bytes` in one mutable field, counted flat from its start: item i, for i in
  * [0, count), is places[i], or first + i * step where `places` is NULL, and gets what lies at values +
- * i * value_step. The caller has checked that all of them are in the field. Exclusive lock held. */
+ * i * value_step. The caller has checked that all of them are in the field. PE_BAD_PRIORITY changes
+ * nothing. Exclusive lock held. */
 struct pe_items {
   const int64_t *places;
   int64_t first;
@@ -186,8 +192,8 @@ struct pe_items {
   uint64_t count;
   uint64_t item_bytes;
 };
-void pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
-                    const uint8_t *values, uint64_t value_step);
+enum pe_status pe_ring_assign(struct pe_ring *ring, uint32_t field, const struct pe_items *items,
+                              const uint8_t *values, uint64_t value_step, struct pe_fault *fault);
 
 /* Draw `count` refs, each valid row alike (dropped ones are none), with replacement. Draw mutex and
  * shared lock held. */

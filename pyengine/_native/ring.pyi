@@ -102,8 +102,14 @@ class RingCore:
         """Forget all pending snapshots; also where this thread is inside `locked`."""
     def take_retired(self) -> int: ...
     def gather(
-        self, refs: NDArray[np.int64], outputs: Sequence[Any], draw: bool = False
-    ) -> None: ...
+        self,
+        refs: NDArray[np.int64],
+        outputs: Sequence[Any],
+        draw: bool = False,
+        weights: NDArray[np.float32] | None = None,
+        beta: float = 0.0,
+    ) -> None:
+        """Gather rows, drawn first if asked: with `weights` by priority, which fills them."""
     def gather_exact(
         self,
         refs: NDArray[np.int64],
@@ -111,11 +117,31 @@ class RingCore:
         kind: type,
         tensors: tuple[Any, ...] | None,
         draw: bool,
+        weights: NDArray[np.float32] | None = None,
+        beta: float = 0.0,
     ) -> bool:
         """Gather into a flat dict of exact outputs. False: look closer (nothing was done).
 
         `kind` is the type of array, `tensors` the type of tensor and (dtype, shape) of each field.
         """
+    def keep_priorities(
+        self, field: int, alpha: float, epsilon: float, is_stratified: bool, is_by_batch: bool
+    ) -> None:
+        """Keep the rows' priorities in a mutable float32 field, by number; before any other call.
+
+        What follows is ValueError without it.
+        """
+    highest_priority: float
+    """Stored priority that new rows get: the highest so far."""
+    draws: int
+    """Batches drawn by priority so far; this and the one above also inside `locked`."""
+    def update_priorities(self, refs: Any, priorities: Any) -> int | None:
+        """Store new priorities; return how many refs had left the window. PriorityError.
+
+        Takes int64 refs and as many float32 priorities, in one piece. None: look closer.
+        """
+    def priority_tree(self) -> list[tuple[bytes, bytes]]:
+        """Return all nodes, brought up to date: float64 sums and minima by level, leaves first."""
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,

@@ -39,7 +39,7 @@ def build(tmp_path: Path) -> Build:
         warnings = WARNINGS if core == CORE else NO_WARNINGS
         line = [compiler, *flags, *warnings, f"-I{core}", *map(str, units)]
         built = subprocess.run(
-            [*line, "-o", str(target), "-lpthread", "-ldl"], capture_output=True, text=True
+            [*line, "-o", str(target), "-lpthread", "-ldl", "-lm"], capture_output=True, text=True
         )
         assert built.returncode == 0, built.stderr
         return target
