@@ -204,7 +204,7 @@ static void attack_gather(uint64_t rounds, uint64_t *random) {
     uint64_t ids[4], priorities[4];
     uint8_t bodies[4 * WORLD_BODY_BYTES], starts[4];
     uint8_t *outputs[] = {(uint8_t *)ids, bodies, starts};
-    uint8_t *mutable_outputs[] = {(uint8_t *)priorities};
+    uint8_t *mutable_outputs[WORLD_MUTABLES] = {(uint8_t *)priorities, NULL};
     struct pe_fault fault;
     for (int again = 0; again < 2; again++) {
       const enum pe_status status =

@@ -9,6 +9,8 @@
  * was appended; a committed snapshot has every row that it cut; a held segment is never reused; a
  * staging slot does not change while it is WRITING; at the end no published row is missing.
  */
+#include <math.h>
+
 #include "stress.h"
 
 /* The trainer is gone and the writer has drained: every published row is in a file, or in a segment
@@ -38,6 +40,26 @@ static void check_nothing_is_lost(struct stress *stress) {
     CHECK(state_of(&stress->entries[i].staging) == FREE, "a staging slot is never freed");
 }
 
+/* The tree has a leaf for each row of the window, and no other. */
+static void check_tree(struct stress *stress) {
+  struct pe_ring *ring = &stress->world.ring;
+  const double *leaves = stress->world.priorities.tree.sums[0];
+  const float *stored = (const void *)(ring->base + stress->world.mutable_fields[1].offset);
+  pe_priorities_settle(ring);
+  for (uint64_t lane = 0; lane < LANES; lane++) {
+    const uint64_t rows = pe_lane_total(ring, lane) - pe_lane_tail(ring, lane);
+    for (uint64_t slot = 0; slot < ROWS; slot++) {
+      const bool is_there = rows == ROWS || slot < rows; /* nothing aged out but by a new row */
+      const uint64_t place = lane * ROWS + slot;
+      CHECK(leaves[place] == (is_there ? pow((double)stored[place], 0.6) : 0), "leaf %lu",
+            (unsigned long)place);
+    }
+  }
+  const double total = pe_sum_tree_total(&stress->world.priorities.tree);
+  pe_sum_tree_refresh(&stress->world.priorities.tree, 0, LANES * ROWS);
+  CHECK(total == pe_sum_tree_total(&stress->world.priorities.tree), "the total");
+}
+
 static void run_round(uint64_t seed, unsigned milliseconds) {
   struct stress *stress = calloc(1, sizeof *stress);
   void *(*const bodies[])(void *) = {learner_thread, reader_thread, reader_thread, updater_thread,
@@ -54,6 +76,7 @@ static void run_round(uint64_t seed, unsigned milliseconds) {
   atomic_store(&stress->drain, true);
   pthread_join(supervisor, NULL);
   check_nothing_is_lost(stress);
+  check_tree(stress);
   uint64_t rows = 0;
   for (uint64_t lane = 0; lane < LANES; lane++) rows += pe_lane_total(&stress->world.ring, lane);
   printf("seed %lu: rows %lu gathered %lu persisted %lu lost %lu committed %lu cancelled %lu "

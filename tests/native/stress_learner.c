@@ -22,7 +22,7 @@ static void cut(struct stress *stress, uint64_t sequence, uint64_t *random) {
     CHECK(pe_ring_lock(ring) == PE_OK, "the lock");
     atomic_store_explicit(&entry->snapshot, pe_word(sequence, PE_SNAPSHOT_PENDING),
                           memory_order_release);
-    memcpy(entry->mutables, ring->base + stress->world.mutable_field.offset,
+    memcpy(entry->mutables, ring->base + stress->world.mutable_fields[0].offset,
            sizeof entry->mutables);
     for (uint64_t lane = 0; lane < LANES; lane++) {
       entry->tails[lane] = pe_lane_tail(ring, lane);
@@ -62,10 +62,13 @@ static enum pe_status append(struct stress *stress, uint64_t *random) {
       {(const uint8_t *)&rows[0].ref, step_bytes, sizeof(struct row)},
       {rows[0].body, step_bytes, sizeof(struct row)},
   };
-  const struct pe_source mutables = {(const uint8_t *)priorities, lanes * 8, 8};
+  const struct pe_source mutables[WORLD_MUTABLES] = {
+      {(const uint8_t *)priorities, lanes * 8, 8},
+      {(const uint8_t *)&stress->world.priorities.highest, 0, 0},
+  };
   uint64_t done = 0;
   struct pe_fault fault;
-  return pe_ring_append(ring, begin, lanes, steps, sources, &mutables, masked ? mask : NULL, &done,
+  return pe_ring_append(ring, begin, lanes, steps, sources, mutables, masked ? mask : NULL, &done,
                         &fault);
 }
 

@@ -40,11 +40,14 @@ void run_publication(void) {
     world_fill_row(&row, ref);
     const uint64_t priority = ref << 16;
     const struct pe_source sources[] = {{(const uint8_t *)&row.ref, 0, 0}, {row.body, 0, 0}};
-    const struct pe_source mutables = {(const uint8_t *)&priority, 0, 0};
+    const struct pe_source mutables[WORLD_MUTABLES] = {
+        {(const uint8_t *)&priority, 0, 0},
+        {(const uint8_t *)&shared->world.priorities.highest, 0, 0},
+    };
     uint64_t done = 0;
     struct pe_fault fault;
     CHECK(pe_ring_lock(&shared->world.ring) == PE_OK, "the lock");
-    CHECK(pe_ring_append(&shared->world.ring, 0, 1, 1, sources, &mutables, NULL, &done, &fault) ==
+    CHECK(pe_ring_append(&shared->world.ring, 0, 1, 1, sources, mutables, NULL, &done, &fault) ==
               PE_OK,
           "a slot for each segment");
     pe_ring_unlock(&shared->world.ring);

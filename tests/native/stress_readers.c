@@ -8,12 +8,15 @@ void *reader_thread(void *context) {
   uint64_t ids[16], priorities[16];
   uint8_t bodies[16 * WORLD_BODY_BYTES], starts[16];
   uint8_t *outputs[] = {(uint8_t *)ids, bodies, starts};
-  uint8_t *mutable_outputs[] = {(uint8_t *)priorities};
+  float weights[16];
+  uint8_t *mutable_outputs[WORLD_MUTABLES] = {(uint8_t *)priorities, NULL};
   struct pe_fault fault;
   while (!atomic_load(&stress->stop)) {
     CHECK(pe_ring_lock_shared(ring) == PE_OK, "the lock");
     pthread_mutex_lock(&ring->draw);
-    enum pe_status status = pe_ring_draw(ring, 16, refs);
+    const bool by_priority = stress->gathered / 16 % 2 == 1;
+    enum pe_status status = by_priority ? pe_priorities_draw(ring, 16, 0.4, refs, weights)
+                                        : pe_ring_draw(ring, 16, refs);
     if (status == PE_OK) stress->gathered += 16;
     pthread_mutex_unlock(&ring->draw);
     if (status == PE_OK)
@@ -25,6 +28,7 @@ void *reader_thread(void *context) {
       const uint64_t ref = (uint64_t)refs[i];
       CHECK(ids[i] == ref && priorities[i] >> 16 == ref && starts[i] <= 1, "row %lu is torn",
             (unsigned long)ref);
+      CHECK(!by_priority || (weights[i] > 0 && weights[i] <= 1), "weight %g", (double)weights[i]);
       world_check_body(bodies + i * WORLD_BODY_BYTES, ref, "gather");
     }
   }
@@ -36,7 +40,9 @@ void *updater_thread(void *context) {
   struct pe_ring *ring = &stress->world.ring;
   int64_t refs[8];
   uint64_t values[8], lost;
-  const struct pe_source source = {(const uint8_t *)values, 8, 0};
+  float errors[8];
+  const struct pe_source sources[WORLD_MUTABLES] = {{(const uint8_t *)values, 8, 0},
+                                                    {(const uint8_t *)errors, 4, 0}};
   struct pe_fault fault;
   for (uint64_t version = 1; !atomic_load(&stress->stop); version++) {
     CHECK(pe_ring_lock_shared(ring) == PE_OK, "the lock");
@@ -45,9 +51,12 @@ void *updater_thread(void *context) {
     pthread_mutex_unlock(&ring->draw);
     pe_ring_unlock(ring);
     if (status != PE_OK) continue;
-    for (size_t i = 0; i < 8; i++) values[i] = (uint64_t)refs[i] << 16 | (version & 0xffff);
+    for (size_t i = 0; i < 8; i++) {
+      values[i] = (uint64_t)refs[i] << 16 | (version & 0xffff);
+      errors[i] = (float)(values[i] % 7 + 1);
+    }
     CHECK(pe_ring_lock(ring) == PE_OK, "the lock");
-    status = pe_ring_update(ring, refs, 8, &source, &lost, &fault);
+    status = pe_ring_update(ring, refs, 8, sources, &lost, &fault);
     pe_ring_unlock(ring);
     CHECK(status == PE_OK, "update: status %d", (int)status);
     nap(100);

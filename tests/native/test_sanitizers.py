@@ -41,6 +41,11 @@ def test_native_readers_survive_damaged_bytes(build: Build) -> None:
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-8000:]
 
 
+def test_the_sum_tree_is_the_plain_one(build: Build) -> None:
+    ended = run(build("sum_tree", MEMORY), int(3000 * max(1.0, SECONDS / 3)), 1)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-8000:]
+
+
 BREAKS = {
     "a swap that is a plain store": (
         "control.h",

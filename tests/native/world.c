@@ -76,7 +76,7 @@ void world_open(struct world *world, uint32_t lanes, uint64_t rows_per_lane, uin
   plan.slot_count = slots;
   plan.slot_bytes = header->file_bytes;
   plan.blocks_per_segment = header->block_count;
-  plan.mutable_bytes = lanes * rows_per_lane * 8;
+  plan.mutable_bytes = lanes * rows_per_lane * (8 + 4);
   CHECK(pe_control_plan(&plan), "a plan of a small ring");
   world->bytes = plan.arena_bytes;
   world->fd = memfd_create("pe-test", MFD_CLOEXEC);
@@ -85,20 +85,24 @@ void world_open(struct world *world, uint32_t lanes, uint64_t rows_per_lane, uin
   world->spec = map(world->fd, world->bytes);
   memcpy(world->base, &plan, sizeof plan);
 
-  world->mutable_field = (struct pe_mutable_field){8, plan.mutable_offset};
+  world->mutable_fields[0] = (struct pe_mutable_field){8, plan.mutable_offset};
+  world->mutable_fields[1] =
+      (struct pe_mutable_field){4, plan.mutable_offset + lanes * rows_per_lane * 8};
   struct pe_ring *ring = &world->ring;
   ring->control = (void *)world->base;
   ring->base = world->base;
   ring->arena_fd = world->fd;
   ring->seal_event = -1;
   ring->field_count = WORLD_FIELDS;
-  ring->mutable_count = 1;
+  ring->mutable_count = WORLD_MUTABLES;
   ring->header_image = world->header_image;
   ring->header_bytes = PE_PAGE_BYTES;
   ring->fields = pe_segment_fields((const void *)world->header_image);
-  ring->mutables = &world->mutable_field;
+  ring->mutables = world->mutable_fields;
   ring->rng = (struct pe_pcg64){1, 2, 3, 5};
   CHECK(pe_ring_open(ring) == PE_OK, "memory for the tables");
+  world->priorities.rule = (struct pe_priority_rule){1, 0.6, 1e-6, true, false};
+  CHECK(pe_priorities_open(ring, &world->priorities) == PE_OK, "memory for the tree");
 }
 
 void world_close(struct world *world) {

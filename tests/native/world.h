@@ -13,11 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ring.h"
+#include "priorities.h"
 
 #define WORLD_FIELDS 3u
 #define WORLD_BODY_BYTES 40u
 #define WORLD_SEGMENT_ROWS 4u
+#define WORLD_MUTABLES 2u
 
 struct world {
   int fd;
@@ -25,7 +26,8 @@ struct world {
   uint8_t *spec;
   uint64_t bytes;
   uint8_t *header_image;
-  struct pe_mutable_field mutable_field;
+  struct pe_mutable_field mutable_fields[WORLD_MUTABLES]; /* uint64; float32, the priorities */
+  struct pe_priorities priorities;
   struct pe_ring ring;
 };
 
