@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "ReplayBuffer": "pyengine.replay.ring",
+    "PrioritizedReplayBuffer": "pyengine.replay.priorities",
+    "LinearSchedule": "pyengine.replay.schedules",
     "Batch": "pyengine.replay.batch",
     "Column": "pyengine.replay.column",
     "Schema": "pyengine.format.schema",
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from pyengine.format.schema import Schema as Schema
     from pyengine.replay.batch import Batch as Batch
     from pyengine.replay.column import Column as Column
+    from pyengine.replay.priorities import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from pyengine.replay.ring import ReplayBuffer as ReplayBuffer
+    from pyengine.replay.schedules import LinearSchedule as LinearSchedule
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@
     │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
     │   ├── ImmutableFieldError     an append field changed in place
     │   ├── UnknownRefError         a ref that this ring never handed out
+    │   ├── PriorityError           a priority that is negative, infinite or NaN
     │   └── DroppedRowError         the row was given up: its block is damaged (on_damage="drop")
     ├── EmptyRingError              sampling from a ring without rows
     ├── RingInUseError              a second engine on one ring
@@ -137,6 +138,10 @@ class ImmutableFieldError(RowError):
 
 class UnknownRefError(RowError):
     """A ref that was never handed out by this ring."""
+
+
+class PriorityError(RowError):
+    """A priority that is negative, infinite or NaN; none of those given with it was stored."""
 
 
 class DroppedRowError(RowError):

@@ -24,7 +24,6 @@ from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
 from pyengine.replay.install import PreparedRing
-from pyengine.replay.plan import default_value
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
@@ -80,15 +79,17 @@ class RingRestore:
     def extend(self, later: LaterRows) -> None:
         """Put back the rows too that were added after the snapshot (`replay="latest"`).
 
-        Their mutable fields are not on disk: they get the fields' defaults.
+        Their mutable fields are not on disk: they get the fields' defaults, or as priority what a
+        new row would have got.
         """
         former, self._header, self._later = self._header, later.header, later
         window = former.capacity // former.num_lanes
-        for name, field in self._ring.schema.mutable_fields.items():
+        for name, value in self._ring.unsaved_values(former).items():
+            if name not in self._mutable:
+                continue  # in no row
             array = self._mutable[name] = np.array(self._mutable[name])
             for index, (old, new) in enumerate(zip(former.lanes, later.header.lanes, strict=True)):
                 rows = np.arange(max(old.total_count, new.tail), new.total_count)
-                value = 0 if field.default is None else default_value(field)
                 array[index * window + rows % window] = value
 
     def adopt(self, held: CommitLock, line: int) -> None:
@@ -139,6 +140,7 @@ class RingRestore:
             notes.append(f"{self._later.added} rows added after the snapshot")
         dropped = self._prepared.storage.core.dropped_rows
         notes += [f"{dropped} rows are dropped"] if dropped else []
+        notes += self._ring.compare_settings(self._header)
         notes += _given_up(self._ring)
         self._ring.exchange(self._prepared)
         rows, note = self._prepared.rows, "; ".join(notes)

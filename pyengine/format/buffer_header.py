@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyengine.errors import ConfigError, DamageError, FormatVersionError
@@ -24,6 +24,7 @@ BUFFER_HEADER_MAX_BYTES = 256 * 1024 * 1024
 
 _EXTENTS_MAX = 4_000_000
 _LANES_MAX = 1_000_000
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,16 @@ class LaneRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedPriorities:
+    """`highest` stored priority of any row so far, which new rows get; `draws`: batches so far."""
+
+    alpha: float
+    epsilon: float
+    highest: float
+    draws: int
+
+
+@dataclass(frozen=True, slots=True)
 class BufferHeader:
     """One ring at the cut. `line` is 16 hexadecimal digits; `mutable_file` a name beside it."""
 
@@ -75,6 +86,12 @@ class BufferHeader:
     sampler: dict[str, Any]
     mutable_file: str | None
     version: int = BUFFER_HEADER_VERSION
+
+    @property
+    def priorities(self) -> SavedPriorities | None:
+        """How rows were drawn by priority; None where they were not, and where none says so."""
+        saved = self.sampler.get("priorities")
+        return None if saved is None else SavedPriorities(**saved)
 
     @property
     def row_count(self) -> int:
@@ -158,9 +175,23 @@ def _from_fields(fields: Fields) -> BufferHeader:
         lanes=lanes,
         extents=_extents(fields),
         dropped=_dropped(fields),
-        sampler=fields.mapping("sampler"),
+        sampler=_sampler(fields),
         mutable_file=None if mutable_file is None else fields.plain_name("mutable_file"),
     )
+
+
+def _sampler(fields: Fields) -> dict[str, Any]:
+    sampler = fields.mapping("sampler")
+    if "priorities" not in sampler:
+        return sampler
+    given = fields.child("sampler").child("priorities")
+    priorities = SavedPriorities(
+        alpha=given.number("alpha", low=0, high=1),
+        epsilon=given.number("epsilon", low=0, high=_FLOAT32_MAX),
+        highest=given.number("highest", low=0, high=_FLOAT32_MAX),
+        draws=given.integer("draws"),
+    )
+    return {**sampler, "priorities": asdict(priorities)}
 
 
 def _lane(fields: Fields, rows_per_lane: int) -> LaneRecord:

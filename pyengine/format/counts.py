@@ -1,4 +1,4 @@
-"""Counts, indices and durations as callers give them: the one place that says what passes."""
+"""Counts, numbers and durations as callers give them: the one place that says what passes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ def as_count(
         expected=f"an integer {expected}",
         got=value,
     )
+
+
+def as_number(name: str, value: Any, *, most: float = math.inf) -> float:
+    """Return a finite number from 0 to `most`; ConfigError naming it otherwise."""
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= most or number == math.inf:
+        expected = "a number of at least 0" if most == math.inf else f"a number from 0 to {most}"
+        raise ConfigError(
+            f"{name}: expected {expected}, got {value!r:.100}",
+            field=name,
+            expected=expected,
+            got=value,
+        )
+    return number
 
 
 def as_seconds(name: str, value: Any) -> float:

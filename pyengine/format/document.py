@@ -98,6 +98,14 @@ class Fields:
             self.refuse(name, f"a whole number from {low} to {high}", value)
         return value
 
+    def number(self, name: str, *, low: float, high: float) -> float:
+        """Return a number within [low, high]."""
+        value = self._values.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not low <= value <= high:
+            self.refuse(name, f"a number from {low} to {high}", value)
+        return float(value)
+
     def boolean(self, name: str) -> bool:
         """Return true or false."""
         value = self._values.get(name)
@@ -143,6 +151,11 @@ class Fields:
         if not isinstance(value, dict):
             self.refuse(name, "an object", value)
         return value
+
+    def child(self, name: str) -> Fields:
+        """Return typed access to an object in this one."""
+        where = ".".join(part for part in (self._where, name) if part)
+        return Fields(self.mapping(name), self._path, where)
 
     def array(self, name: str, *, limit: int) -> list[Any]:
         """Return a list of at most `limit` items as it is."""

@@ -18,6 +18,9 @@ from pyengine.format.dtypes import BY_NAME, Dtype, as_default, dtype_name
 START_FIELD = "@start"
 """Reserved append field of every ring (uint8): 1 where a row does not continue the one before."""
 
+PRIORITY_FIELD = "@priority"
+"""Reserved mutable field (float32) of rings that draw by priority."""
+
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = (1 << 40) - 1
@@ -179,6 +182,19 @@ class Schema(Mapping[str, Field]):
         )
         return f"Schema({inner})"
 
+    def with_priorities(self) -> Schema:
+        """Return the schema with the reserved field of priorities behind its own.
+
+        Its default is the priority of the first row of a ring. SchemaError where a field more is
+        too many.
+        """
+        if PRIORITY_FIELD in self:
+            return self
+        schema = Schema(self._fields, episode_end=self.episode_end)
+        schema._fields[PRIORITY_FIELD] = Field((), "float32", mutable=True, default=1.0)
+        _check_counts(len(schema), len(schema.append_fields) - 1)
+        return schema
+
     @property
     def append_fields(self) -> dict[str, Field]:
         """Append fields by name, the reserved start field last."""
@@ -224,7 +240,14 @@ class Schema(Mapping[str, Field]):
                 )
                 for item in record["fields"]
             }
-            return cls(fields, episode_end=tuple(record["episode_end"]))
+            priority = fields.pop(PRIORITY_FIELD, None)
+            schema = cls(fields, episode_end=tuple(record["episode_end"]))
+            if priority is None:
+                return schema
+            prioritized = schema.with_priorities()
+            if prioritized[PRIORITY_FIELD] != priority:
+                raise _name_error(PRIORITY_FIELD, str(prioritized[PRIORITY_FIELD]), priority)
+            return prioritized
         except (KeyError, TypeError) as error:
             raise SchemaError(f"not a schema record: {error!r}") from error
 

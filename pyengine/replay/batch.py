@@ -18,7 +18,7 @@ class Batch(Mapping[str, Any]):
     `batch["obs"]` is an array (or tensor) of shape (rows, *shape); of a nested observation it is a
     dict, and `batch["obs/camera"]` reaches into it. `indices` are the rows' refs (int64), which
     `ring.update`, `ring.gather` and `ring[...]` take. `weights` are importance weights (float32),
-    all 1 for uniform sampling.
+    all 1 for uniform sampling; a batch that is filled anew has others.
     """
 
     def __init__(
@@ -28,15 +28,30 @@ class Batch(Mapping[str, Any]):
         weights: NDArray[np.float32] | None = None,
     ) -> None:
         self.values_by_field = values
-        self.indices = indices
-        self._weights = weights
+        self._indices = indices
+        self._weights: Any = weights
 
     @property
-    def weights(self) -> NDArray[np.float32]:
-        """Importance weights, shape (rows,)."""
+    def indices(self) -> NDArray[np.int64]:
+        """The rows' refs, shape (rows,)."""
+        return self._indices
+
+    @indices.setter
+    def indices(self, refs: NDArray[np.int64]) -> None:
+        self._indices = refs
+        self._weights = None  # those were of other rows
+
+    @property
+    def weights(self) -> Any:
+        """Importance weights, shape (rows,): an array, or what was drawn by priority for a
+        `device` a tensor there."""
         if self._weights is None:
             self._weights = np.ones(len(self.indices), np.float32)
         return self._weights
+
+    @weights.setter
+    def weights(self, weights: Any) -> None:
+        self._weights = weights
 
     def __getitem__(self, name: str) -> Any:
         if name in self.values_by_field:

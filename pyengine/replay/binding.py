@@ -27,7 +27,7 @@ from pyengine.replay.damage import OnDamage
 from pyengine.replay.demand import add_demand, check_demand, drop_demand
 from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
-from pyengine.replay.plan import plan_ring
+from pyengine.replay.plan import default_value, plan_ring
 from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
 
@@ -273,6 +273,17 @@ class RingBinding:
     def check_restorable(self, header: BufferHeader) -> None:
         """Raise StateMismatchError unless the saved ring fits this one."""
         check_header(self._plan, header, self._label)
+
+    def unsaved_values(self, header: BufferHeader) -> dict[str, Any]:
+        """Return what mutable fields get, by name, in rows whose values were not saved."""
+        return {
+            name: 0 if field.default is None else default_value(field)
+            for name, field in self.schema.mutable_fields.items()
+        }
+
+    def compare_settings(self, header: BufferHeader) -> list[str]:
+        """Return a line for each setting that the saved ring had otherwise."""
+        return []
 
     def prepare(
         self,

@@ -40,6 +40,8 @@ class PreparedRing:
             sampler = self._header.sampler
             state = int(sampler["state"], 16), int(sampler["increment"], 16)
             self.storage.core.seed_state = state
+            if (priorities := self._header.priorities) is not None:
+                self.storage.core.draws = priorities.draws
 
     def close(self) -> None:
         """Let go of storage that no ring has taken."""

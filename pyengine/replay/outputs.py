@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyengine._native.outputs import OutputPool
 from pyengine.errors import FieldDtypeError, FieldShapeError, UnknownFieldError
-from pyengine.format.schema import Field, Schema
+from pyengine.format.schema import START_FIELD, Field, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.rows import flatten, merge
@@ -33,11 +33,13 @@ class Outputs:
     def __init__(self, schema: Schema) -> None:
         # In the core's order, the start field among them.
         self._fields: dict[str, Field] = {**schema.append_fields, **schema.mutable_fields}
-        self._names = dict.fromkeys(schema).keys()
-        fields = schema.values()
+        # Reserved fields are in no batch.
+        shown = {name: field for name, field in schema.items() if not name.startswith("@")}
+        self._names = shown.keys()
+        fields = shown.values()
         self.pool = OutputPool(
             np.ndarray,
-            tuple(schema),
+            tuple(shown),
             tuple(field.shape for field in fields),
             tuple(numpy_dtype(field) for field in fields),
             tuple(field.row_bytes for field in fields),
@@ -125,7 +127,7 @@ class Outputs:
         if self.tensor_forms is None:
             import torch
 
-            given = [field for name, field in self._fields.items() if name in self._names]
+            given = [field for name, field in self._fields.items() if name != START_FIELD]
             forms = [(getattr(torch, field.dtype), field.shape) for field in given]
             self.tensor_forms = (torch.Tensor, *forms)
 

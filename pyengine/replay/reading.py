@@ -34,6 +34,9 @@ Array = NDArray[Any]
 Refs = NDArray[np.int64]
 T = TypeVar("T")
 
+Weighing = tuple[NDArray[np.float32] | None, float]
+"""Where the importance weights of a draw by priority go, and beta; (None, 0): a uniform draw."""
+
 
 class RingReading(RingBinding):
     """Base of ReplayBuffer: what can be asked of a ring. Any thread, at any time."""
@@ -189,28 +192,33 @@ class RingReading(RingBinding):
         device: Any,
         *,
         draw: bool = False,
+        weighing: Weighing = (None, 0.0),
         positions: Refs | None = None,
     ) -> Batch:
         """Gather the rows of `refs`; draw them, or find them by position, in the same call."""
         device = check_device(device)
         outputs = self._outputs.flat(len(refs), out)
-        if positions is not None or not self._gather_exact(refs, outputs, draw=draw):
+        if positions is not None or not self._gather_exact(refs, outputs, draw, weighing):
             ordered = self._outputs.check(len(refs), outputs)
-            self._gather(refs, ordered, draw=draw, positions=positions)
+            self._gather(refs, ordered, draw=draw, weighing=weighing, positions=positions)
         return self._outputs.batch(outputs, refs, out, device)
 
-    def _gather_exact(self, refs: Refs, outputs: dict[str, Any], *, draw: bool) -> bool:
+    def _gather_exact(
+        self, refs: Refs, outputs: dict[str, Any], draw: bool, weighing: Weighing
+    ) -> bool:
         """Gather where the outputs are exactly what the native core takes; whether they were."""
         storage, forms = self._storage, self._outputs.tensor_forms
         if storage is None:
             return False
         try:
-            return storage.core.gather_exact(refs, outputs, np.ndarray, forms, draw)
+            return storage.core.gather_exact(refs, outputs, np.ndarray, forms, draw, *weighing)
         except BlockFault as fault:
             first = fault
 
         def gather(is_drawing: bool) -> bool:
-            return storage.core.gather_exact(refs, outputs, np.ndarray, forms, is_drawing)
+            return storage.core.gather_exact(
+                refs, outputs, np.ndarray, forms, is_drawing, *weighing
+            )
 
         try:
             return _repeat(storage, first, gather, draw=draw)
@@ -218,12 +226,18 @@ class RingReading(RingBinding):
             return False  # a restore put other storage in its place
 
     def _gather(
-        self, refs: Refs, ordered: list[Array | None], *, draw: bool, positions: Refs | None
+        self,
+        refs: Refs,
+        ordered: list[Array | None],
+        *,
+        draw: bool,
+        weighing: Weighing,
+        positions: Refs | None,
     ) -> None:
         def gather(storage: Storage) -> bool:
             def attempt(is_drawing: bool) -> bool:
                 if positions is None:
-                    storage.core.gather(refs, ordered, is_drawing)
+                    storage.core.gather(refs, ordered, is_drawing, *weighing)
                 else:
                     storage.core.gather_at(positions, refs, ordered, False)
                 return True
@@ -234,13 +248,7 @@ class RingReading(RingBinding):
             if draw:
                 raise EmptyRingError("the ring holds no row yet")
             if len(refs):
-                ref = -1 if positions is not None else int(refs[0])
-                raise UnknownRefError(
-                    f"ref {ref} names no row of the ring's window: it holds no row yet",
-                    field="refs",
-                    expected="a ref in the window",
-                    got=ref,
-                )
+                raise no_row_yet(-1 if positions is not None else int(refs[0]))
 
     def _gather_valid(self, name: str, positions: Refs) -> tuple[Refs, Array]:
         """Return (refs at positions, -1 where no row is; one field of the rows there are)."""
@@ -273,6 +281,16 @@ class RingReading(RingBinding):
                 got=name,
             )
         return self.schema[name]
+
+
+def no_row_yet(ref: int) -> UnknownRefError:
+    """Return the error for a ref of a ring that has no storage yet."""
+    return UnknownRefError(
+        f"ref {ref} names no row of the ring's window: it holds no row yet",
+        field="refs",
+        expected="a ref in the window",
+        got=ref,
+    )
 
 
 def _repeat(

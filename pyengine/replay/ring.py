@@ -20,14 +20,13 @@ from pyengine.errors import (
     FieldShapeError,
     ImmutableFieldError,
     MissingFieldError,
-    UnknownRefError,
 )
 from pyengine.format.counts import as_seconds
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.replay.column import Column
 from pyengine.replay.faults import no_memory_error
 from pyengine.replay.places import find_places
-from pyengine.replay.reading import Array, RingReading
+from pyengine.replay.reading import Array, RingReading, no_row_yet
 from pyengine.replay.rows import as_mask, as_refs, as_rows, check_names, flatten, merge, to_array
 from pyengine.replay.storage import Storage
 from pyengine.replay.waiting import wait_for_slot
@@ -89,7 +88,9 @@ class ReplayBuffer(RingReading):
         pending snapshot, up to `slot_wait` seconds, after which that snapshot is cancelled; one
         that is just being committed is waited for a minute more.
         """
-        fields = merge(rows, fields)
+        self._add(merge(rows, fields), mask)
+
+    def _add(self, fields: dict[str, Any], mask: Any) -> None:
         left = self._append_exact(fields, mask, has_steps=False, lane=None)
         if left:
             self._append(flatten(fields), mask, steps=None, lane=None, left=left)
@@ -251,12 +252,7 @@ class ReplayBuffer(RingReading):
             values[self._mutable_names.index(name)] = as_rows(name, field, value, lead)
         lost = self._look(lambda storage: storage.core.update(wanted, values))
         if lost is None and len(wanted):
-            raise UnknownRefError(
-                f"ref {wanted[0]} names no row of the ring's window: it holds no row yet",
-                field="refs",
-                expected="a ref in the window",
-                got=int(wanted[0]),
-            )
+            raise no_row_yet(int(wanted[0]))
         return lost or 0
 
     def assign(self, name: str, index: Any, value: Array) -> None:
