@@ -11,6 +11,7 @@ tests/unit/capture/test_golden_components.py.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fractions
 import functools
 import mmap
@@ -121,6 +122,21 @@ def buffer_header() -> bytes:
     ).to_bytes()
 
 
+def prioritized_header() -> bytes:
+    """Return the header of a ring of the same fields that draws by priority."""
+    schema = Schema(
+        {name: field for name, field in SCHEMA.items() if not field.mutable},
+        episode_end=SCHEMA.episode_end,
+    )
+    header = BufferHeader.from_bytes(buffer_header(), path="buffer_header.json")
+    priorities = {"alpha": 0.6, "epsilon": 1e-06, "highest": 12.25, "draws": 345}
+    return dataclasses.replace(
+        header,
+        schema=schema.with_priorities().to_record(),
+        sampler={**header.sampler, "priorities": priorities},
+    ).to_bytes()
+
+
 def manifest() -> bytes:
     """Return a manifest with a saved, an excluded and a ring component."""
     ring_files = ("buffer/replay/buffer_header.json", "buffer/replay/segment-a.seg")
@@ -221,6 +237,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "segment.seg": segment,
     "part.seg": part,
     "buffer_header.json": buffer_header,
+    "prioritized_header.json": prioritized_header,
     "manifest.json": manifest,
     **{
         f"components/{path}": functools.partial(lambda path: components()[path], path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import runpy
 import struct
@@ -13,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from pyengine._native.hashing import verify_image
-from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
+from pyengine.errors import DamageError
+from pyengine.format.buffer_header import (
+    BufferHeader,
+    DroppedRun,
+    Extent,
+    LaneRecord,
+    SavedPriorities,
+)
 from pyengine.format.evaluations import EvaluationRecord, read_evaluations
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 from pyengine.format.migrations import SCHEMA_VERSION
-from pyengine.format.schema import Schema
+from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.format.segment import (
     KIND_PART,
     KIND_SEGMENT,
@@ -106,6 +114,32 @@ def test_buffer_header_of_version_1_reads_to_its_values():
     schema = Schema.from_record(header.schema)
     assert list(schema.mutable_fields) == ["priority"]
     assert schema.episode_end == ("terminated",)
+
+
+def test_header_of_a_prioritised_ring_reads_to_its_values():
+    data = (V2 / "prioritized_header.json").read_bytes()
+    header = BufferHeader.from_bytes(data, path="x")
+    assert header.priorities == SavedPriorities(0.6, 1e-6, 12.25, 345)
+    assert header.sampler["lost_updates"] == 2
+    schema = Schema.from_record(header.schema)
+    assert list(schema.mutable_fields) == [PRIORITY_FIELD]
+    assert (schema[PRIORITY_FIELD].dtype, schema[PRIORITY_FIELD].default) == ("float32", 1.0)
+    plain = BufferHeader.from_bytes((V1 / "buffer_header.json").read_bytes(), path="x")
+    assert plain.priorities is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alpha", 1.5), ("alpha", None), ("epsilon", -1), ("highest", -0.5), ("highest", 1e39),
+        ("highest", True), ("draws", 1.5), ("draws", -1),
+    ],
+)  # fmt: skip
+def test_header_with_priorities_that_make_no_sense_is_refused(key, value):
+    data = json.loads((V2 / "prioritized_header.json").read_bytes())
+    data["sampler"]["priorities"][key] = value
+    with pytest.raises(DamageError, match=f"sampler.priorities.{key}"):
+        BufferHeader.from_bytes(json.dumps(data).encode(), path="x")
 
 
 def test_manifest_of_version_1_reads_to_its_values():
