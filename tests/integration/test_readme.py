@@ -18,7 +18,7 @@ gymnasium = pytest.importorskip("gymnasium")
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LOOP, CHECKS, READING, SB3, SB3_PHASES = BLOCKS
+LOOP, PRIORITIES, CHECKS, READING, SB3, SB3_PHASES = BLOCKS
 COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
 
 
@@ -92,6 +92,22 @@ def test_code_and_commands_run_as_shown(
     for command in commands:
         assert main(command) == 0
         assert capsys.readouterr().out
+
+
+def test_the_lines_for_priorities_run_as_shown() -> None:
+    schema = pyengine.Schema({"obs": ((4,), "float32")})
+    scope: dict[str, Any] = {"pyengine": pyengine, "schema": schema, "total_steps": 100}
+    scope |= dict.fromkeys(("net", "target", "opt"))
+    scope["learn"] = lambda net, target, opt, batch: batch.weights - batch["obs"][:, 0]
+    make, use = PRIORITIES.split("...\n")
+    exec(make, scope)
+    with scope["ring"] as ring:
+        ring.add(obs=torch.full((8, 4), 3.0))
+        exec(use, scope)
+        assert set(ring.column("@priority")[scope["batch"].indices % 8 * 125_000]) == {
+            torch.tensor(2 + 1e-6).item()
+        }
+        assert ring.beta > 0.4
 
 
 def small(block: str, total: int) -> str:
