@@ -51,8 +51,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     been drawn. Rows of a plain ring's snapshot get priority 1; rows that were added after a
     snapshot (`replay="latest"`) get the highest that it had.
 
-    Everything else is as for ReplayBuffer. Raises SchemaError for a field named "priority", which
-    is an argument here, ConfigError naming the argument, expected and got.
+    The tree takes up to 11 bytes of private memory a row. Everything else is as for ReplayBuffer.
+    Raises SchemaError for a field named "priority", which is an argument here, ConfigError naming
+    the argument, expected and got.
     """
 
     def __init__(
