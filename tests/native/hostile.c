@@ -239,9 +239,9 @@ int main(int argc, char **argv) {
   struct world world;
   alarm(600);
   world_open(&world, 2, 16, 3);
-  refuse_known(&world);
   attack_images(&world, rounds, &random);
   attack_control(&world, rounds, &random);
+  refuse_known(&world);
   world_close(&world);
   attack_gather(rounds / 4 + 1, &random);
   printf("ok\n");
