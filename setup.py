@@ -21,6 +21,7 @@ CFLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 MODULES: dict[str, list[str]] = {
     "hashing": ["hash.c"],
     "mapping": [],
+    "copying": ["copy_job.c"],
     "control": ["control.c"],
     "outputs": ["outputs.c"],
     "ring": [

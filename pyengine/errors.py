@@ -31,6 +31,7 @@
     │   ├── SnapshotPrunedError     committed, and removed since as keep_last says
     │   ├── SnapshotFailedError     the writer could not make it durable
     │   ├── NoSpaceError            ... because the file system is full
+    │   ├── ChangedWhileStagedError a tensor changed before it was copied; nothing torn was saved
     │   └── WriterDiedError         the writer process died and could not be replaced
     └── RestoreError
         ├── ComponentMismatchError  saved and tracked components differ
@@ -263,6 +264,23 @@ class NoSpaceError(SnapshotFailedError):
         super().__init__(message, sequence=sequence)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class ChangedWhileStagedError(SnapshotError):
+    """A tensor changed between the cut and the end of its copy. The snapshot is not there.
+
+    With `overlap=True`: something else than a tracked optimizer's step changed it; do so before the
+    tick, or call `engine.finish_staging()` first. With `debug_staging=True` also: the learner was
+    not at rest during the tick. Attributes: `component` (the tracked name), `tensor` (its name in
+    that component).
+    """
+
+    def __init__(
+        self, message: str, *, component: str, tensor: str, sequence: int | None = None
+    ) -> None:
+        super().__init__(message, sequence=sequence)
+        self.component = component
+        self.tensor = tensor
 
 
 class WriterDiedError(SnapshotError):

@@ -29,7 +29,8 @@ from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.copiers.cuda import CudaCopier
 from pyengine.capture.inplace import same_bits
 from pyengine.capture.kinds.rng import ProcessRngComponent
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 
 REPEATS = 7
 

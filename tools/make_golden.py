@@ -29,7 +29,8 @@ from pyengine.capture.build import build_component
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.files import Json
 from pyengine.capture.pickled import Pickled
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.evaluations import EvaluationRecord, join_records
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest

@@ -56,6 +56,7 @@ class TensorPart:
     """A safetensors file to be: names, live values, and JSON for its metadata."""
 
     path: str
+    component: str
     names: Sequence[str]
     values: Sequence[Value]
     structure: str

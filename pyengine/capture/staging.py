@@ -1,23 +1,19 @@
-"""From captured components to a filled staging slot: plan, then one copy.
+"""From captured components to a plan of a staging slot: what lies where.
 
 A slot holds, each on a page of its own: safetensors files whose tensors keep their shapes (header
 and payload as they will lie on disk), safetensors files of changing size, structures.
-`StagingLayout` remembers each file's layout, and `StagingSlot` the destination views that belong to
-it, so that from the second snapshot on a copy is: compare shapes, copy tensors, copy structures.
+`StagingLayout` remembers each file's layout, so that from the second snapshot on a plan is: compare
+shapes. `pyengine.capture.slot` fills a slot by it.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from pyengine.capture.component import Captured
-from pyengine.capture.copiers import Copier
 from pyengine.capture.files import (
     FIXED_KINDS,
     BlobPart,
@@ -32,27 +28,28 @@ from pyengine.capture.files import (
     tensor_path,
     to_json,
 )
-from pyengine.capture.lazy_torch import is_tensor, is_torch_loaded
 from pyengine.capture.tensorfile import FileLayout, Value, lay_out
 from pyengine.config import PAGE_BYTES
-from pyengine.errors import CaptureError, ClosedError
+from pyengine.errors import CaptureError
 from pyengine.format.descriptor import FilePlan, SlotRange
 from pyengine.format.manifest import ComponentRecord
 from pyengine.format.names import META
-
-if TYPE_CHECKING:
-    import torch
 
 _SORT = attrgetter("shape", "dtype")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFile:
-    """A tensor file at `offset` bytes of a slot; `layout` is the same object while it fits."""
+    """A tensor file at `offset` bytes of a slot; `layout` is the same object while it fits.
+
+    `values` are the live ones, `names` those in `component`.
+    """
 
     path: str
     offset: int
     layout: FileLayout
+    component: str
+    names: Sequence[str]
     values: Sequence[Value]
 
 
@@ -108,7 +105,9 @@ class StagingLayout:
         files: list[FilePlan] = []
         for part in tensors:
             layout = self._layout(part)
-            placed.append(PlacedFile(part.path, end, layout, part.values))
+            placed.append(
+                PlacedFile(part.path, end, layout, part.component, part.names, part.values)
+            )
             files.append(FilePlan(part.path, (SlotRange(end, layout.size_bytes),)))
             end = _page_up(end + layout.size_bytes)
         for blob in blobs:
@@ -141,126 +140,6 @@ class StagingLayout:
         return layout
 
 
-@dataclass(slots=True, eq=False)
-class _Views:
-    """Where one file's values lie in the slot's memory; None for empty ones."""
-
-    layout: FileLayout
-    offset: int
-    targets: list[Any]
-
-
-class StagingSlot:
-    """The memory of one staging slot, with destination views kept from one snapshot to the next.
-
-    Owns its views and the copier's registration, not the memory: `close()` before the memory is
-    unmapped. `memory` is a writable buffer that starts on a page. Not thread-safe.
-    """
-
-    def __init__(self, memory: Any, copier: Copier) -> None:
-        self._memory = memoryview(memory).cast("B")
-        self._bytes: torch.Tensor | None = None
-        self._is_closed = False
-        self._copier = copier
-        self._views: dict[str, _Views] = {}
-        copier.attach(self._memory)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of the slot."""
-        return len(self._memory)
-
-    def fill(self, plan: StagingPlan) -> None:
-        """Copy everything of a plan; on return nothing in the slot depends on live objects."""
-        if self._is_closed:
-            raise ClosedError("this staging slot is closed")
-        if plan.required_bytes > len(self._memory):
-            raise ValueError(f"{plan.required_bytes} bytes do not fit {len(self._memory)}")
-        paths = {file.path for file in plan.tensor_files}
-        self._views = {path: views for path, views in self._views.items() if path in paths}
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        arrays: list[tuple[Any, Any]] = []
-        for file in plan.tensor_files:
-            header = file.layout.header
-            self._memory[file.offset : file.offset + len(header)] = header
-            for target, value in zip(self._targets(file), file.values, strict=True):
-                if target is None:
-                    continue
-                if is_tensor(value):
-                    targets.append(target)
-                    sources.append(value)
-                else:
-                    arrays.append((target, value))
-        try:
-            if targets:
-                self._copier.copy(targets, sources)
-            for target, value in arrays:
-                np.copyto(target, value, casting="no")
-            for offset, data in plan.blobs:
-                self._memory[offset : offset + len(data)] = data
-        finally:
-            # Also after an error: the slot may serve again at once.
-            self._copier.finish()
-
-    def close(self) -> None:
-        """Let go of all views and registrations; afterwards the memory may be unmapped."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._copier.release(self._memory)
-        self._views.clear()
-        self._bytes = None
-        self._memory.release()
-
-    def __enter__(self) -> StagingSlot:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _targets(self, file: PlacedFile) -> list[Any]:
-        views = self._views.get(file.path)
-        if views is None or views.layout is not file.layout or views.offset != file.offset:
-            with _outside_inference_mode():
-                targets = [
-                    self._target(file.offset + offset, value)
-                    for offset, value in zip(file.layout.offsets, file.values, strict=True)
-                ]
-            views = self._views[file.path] = _Views(file.layout, file.offset, targets)
-        return views.targets
-
-    def _target(self, start: int, value: Value) -> Any:
-        """Return the slot's memory at `start` in the shape of `value`."""
-        if is_tensor(value):
-            size = value.numel() * value.element_size()
-            if not size:
-                return None
-            if self._bytes is None:
-                self._bytes = _as_tensor(self._memory)
-            return self._bytes[start : start + size].view(value.dtype).view(value.shape)
-        if not value.nbytes:
-            return None
-        dtype: Any = value.dtype
-        target: Any = np.ndarray(value.shape, dtype, self._memory, start)
-        return target
-
-
-def _outside_inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """Views made in inference mode could not be written outside of it."""
-    if not is_torch_loaded():
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.inference_mode(False)
-
-
-def _as_tensor(memory: memoryview) -> torch.Tensor:
-    import torch
-
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
 def _has_blob(kind: str) -> bool:
     return not is_in_metadata(kind) and not is_in_meta_file(kind)
 
@@ -270,7 +149,8 @@ def _tensor_part(one: Captured) -> TensorPart:
     if is_in_metadata(one.kind):
         structure = to_json(envelope(one.name, one.kind, one.structure))
     path = tensor_path(one.name, one.kind)
-    return TensorPart(path, list(one.names), one.values, structure, one.kind in FIXED_KINDS)
+    is_fixed = one.kind in FIXED_KINDS
+    return TensorPart(path, one.name, list(one.names), one.values, structure, is_fixed)
 
 
 def _blob_part(one: Captured) -> BlobPart:

@@ -8,7 +8,8 @@ from pyengine.capture.build import build_component
 from pyengine.capture.component import Component
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.load import load_component
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 
 
 def as_components(objects):

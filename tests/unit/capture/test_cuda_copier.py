@@ -14,7 +14,8 @@ from pyengine.capture.build import build_component
 from pyengine.capture.copiers import cuda
 from pyengine.capture.copiers.cuda import GATHER_BYTES, CudaCopier, gathered
 from pyengine.capture.inplace import same_bits
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 
 
 def targets_in(memory, sources, gap_after=()):

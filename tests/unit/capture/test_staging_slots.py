@@ -17,7 +17,8 @@ from pyengine.capture.build import build_component
 from pyengine.capture.component import Captured
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.inplace import same_bits
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import CaptureError, ClosedError

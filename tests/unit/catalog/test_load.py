@@ -17,7 +17,8 @@ from torch import nn
 import pyengine
 from pyengine.capture.build import build_component
 from pyengine.capture.copiers.cpu import CpuCopier
-from pyengine.capture.staging import StagingLayout, StagingSlot
+from pyengine.capture.slot import StagingSlot
+from pyengine.capture.staging import StagingLayout
 from pyengine.catalog import load as load_module
 from pyengine.errors import (
     ComponentMismatchError,
