@@ -22,6 +22,7 @@ from benchmarks.statistics import Summary, summarize
 OWN = (
     "append_stall",
     "state_stall",
+    "overlap",
     "increment",
     "cold_restore",
     "private_memory",

@@ -5,6 +5,9 @@ where no signal handler can interrupt, all rings are frozen, their mutable field
 counts taken, and the snapshot's word (PENDING) and the staging word (STAGED) are published, last,
 while the rings' locks are still held. Whatever raises before that leaves nothing behind: the
 snapshot is CANCELLED, the slot FREE.
+
+With `overlap` large tensors of optimizers are left for later (`pyengine.capture.late`), and so is
+STAGED alone (`pyengine.engine.late`); everything else is of the tick as before.
 """
 
 from __future__ import annotations
@@ -16,17 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyengine.capture.component import Component, Phase
 from pyengine.capture.copiers import Copier
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.coverage import check_coverage
 from pyengine.capture.lazy_torch import is_cuda_used
+from pyengine.capture.slot import StagingSlot as StagingMemory
 from pyengine.capture.staging import StagingLayout
-from pyengine.capture.staging import StagingSlot as StagingMemory
 from pyengine.capture.tensorfile import FileLayout, lay_out
 from pyengine.config import PAGE_BYTES
 from pyengine.engine.buffers import StagingBuffers, StagingSlot
 from pyengine.engine.critical import run_whole
+from pyengine.engine.late import LateStaging, StepGuards
 from pyengine.engine.tracked import Tracked
+from pyengine.events import logger, warn_once
 from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord
@@ -36,6 +42,7 @@ from pyengine.shm.control import DescriptorPlace, EngineControl
 from pyengine.shm.states import StagingState
 
 if TYPE_CHECKING:
+    from pyengine.capture.late import LateChoice, LateCopy
     from pyengine.replay.ring import ReplayBuffer
 
 MUTABLE_FILE = "mutable.safetensors"
@@ -66,13 +73,38 @@ class _RingPlan:
         return f"{BUFFER}/{self.name}/{MUTABLE_FILE}" if self.layout is not None else None
 
 
-class Cutter:
-    """Takes the cuts of one engine; owns the views of its staging arenas, not the arenas."""
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How an engine stages: what may wait is copied after the tick (`overlap`), and everything is
+    hashed before and after its copy (`debug`)."""
 
-    def __init__(self, control: EngineControl, buffers: StagingBuffers, tracked: Tracked) -> None:
+    overlap: bool = False
+    debug: bool = False
+
+
+class Cutter:
+    """Takes the cuts of one engine; owns the views of its staging arenas, not the arenas.
+
+    `guards` are put on the optimizers that own what is copied late; `on_settled` is called whenever
+    a slot was filled so.
+    """
+
+    def __init__(
+        self,
+        control: EngineControl,
+        buffers: StagingBuffers,
+        tracked: Tracked,
+        staging: Staging,
+        guards: StepGuards,
+        on_settled: Callable[[], None],
+    ) -> None:
         self._control = control
         self._buffers = buffers
         self._tracked = tracked
+        self._staging = staging
+        self._guards = guards
+        self._on_settled = on_settled
+        self._warned: set[str] = set()
         self._layout = StagingLayout()
         self._memories: dict[int, tuple[int, str, StagingMemory]] = {}
 
@@ -106,6 +138,7 @@ class Cutter:
         components = list(self._tracked.components.values())
         captured = [component.capture() for component in components]
         check_coverage(components, captured)
+        choice = self._choose_late(components)
         plan = self._layout.plan(captured, meta)
         rings, end = self._plan_rings(plan.required_bytes)
         files = [*plan.files, *(self._mutable_plan(ring) for ring in rings if ring.layout)]
@@ -118,18 +151,58 @@ class Cutter:
         room = len(_with_cuts(draft, rings, None).pack()) + _SLACK_BYTES
         room += sum(_dropped_bytes(ring.ring) for ring in rings)
         arena = self._buffers.fit(slot, end + room)
-        self._memory(slot, arena).fill(plan)
+        late = self._memory(slot, arena).fill(plan, choice.tensors if choice else None)
+        if choice is not None and late is not None:
+            self._guards.put_on(choice.optimizers)
         targets = [self._mutable_targets(ring, arena) for ring in rings]
         place = arena.view(end, arena.size_bytes - end)
 
         def publish() -> None:
-            self._publish(slot, draft, rings, targets, place, end)
+            self._publish(slot, draft, rings, targets, place, end, late)
             on_published()
+            if late is not None:
+                staging = LateStaging(late, slot.entry, draft.sequence, self._on_settled)
+                self._buffers.begin_late(slot, staging)
 
         try:
             run_whole(publish)
         finally:
             place.release()
+        self._buffers.make_ahead(end + room)
+
+    def _choose_late(self, components: list[Component]) -> LateChoice | None:
+        """Return what may be copied after the tick; None where nothing may."""
+        if not self._staging.overlap or all(c.phase is not Phase.OPTIMIZER for c in components):
+            return None
+        from pyengine.capture.late import choose_late
+
+        choice = choose_late(components)
+        for why, size in choice.refused.items():
+            warn_once(
+                self._warned,
+                why,
+                "overlap: %.1f MB that optimizers own are copied during the tick all the same: %s",
+                size / 1e6,
+                why,
+            )
+        return choice if choice.tensors else None
+
+    def make_ahead(self) -> None:
+        """Begin to make memory for a slot, as large as the state that there is now.
+
+        With the learner at rest; calls no methods of tracked objects' own. What it cannot capture
+        is for the snapshot to tell.
+        """
+        try:
+            captured = [component.capture() for component in self._tracked.ready()]
+            needed = self._layout.plan(captured, {}).required_bytes
+        except Exception as error:  # user code may raise anything
+            logger.debug("no staging slot ahead of its use: %s", error)
+            return
+        for ring in self._tracked.rings.values():
+            fields = ring.schema.mutable_fields.values()
+            needed += sum(field.row_bytes for field in fields) * ring.capacity + PAGE_BYTES
+        self._buffers.make_ahead(needed + _SLACK_BYTES)
 
     def _publish(
         self,
@@ -139,6 +212,7 @@ class Cutter:
         targets: list[dict[str, Any]],
         place: memoryview,
         offset: int,
+        late: LateCopy | None,
     ) -> None:
         entry, sequence = slot.entry, draft.sequence
         with contextlib.ExitStack() as locks:
@@ -155,7 +229,8 @@ class Cutter:
             packed = _with_cuts(draft, rings, cuts).pack()
             place[: len(packed)] = packed
             entry.descriptor = DescriptorPlace(slot.version, offset, len(packed))
-            entry.move_staging(sequence, StagingState.STAGING, StagingState.STAGED)
+            if late is None:
+                entry.move_staging(sequence, StagingState.STAGING, StagingState.STAGED)
 
     def _plan_rings(self, start: int) -> tuple[list[_RingPlan], int]:
         """Place the rings' mutable fields from `start` on; return the plans and their end."""
@@ -200,7 +275,8 @@ class Cutter:
             return known[2]
         if known is not None:
             known[2].close()
-        memory = StagingMemory(arena.mapping, new_copier(device))
+        copier = new_copier(device)
+        memory = StagingMemory(arena.mapping, copier, is_watched=self._staging.debug)
         self._memories[index] = (slot.version, device, memory)
         return memory
 

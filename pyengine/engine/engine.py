@@ -56,6 +56,16 @@ class SnapshotEngine(Lifetime):
     `track`; `track_rng=False` leaves the process's random generators out. `algorithm` and `notes`
     (plain JSON values) go into every manifest.
 
+    `overlap=True` copies the large tensors that tracked optimizers own (parameters in their groups,
+    and their state, on the CPU) after `tick` has returned, beside the next forward and backward
+    pass; a hook on each optimizer (taken off by `close`) finishes that before its step. Everything
+    else is copied in the tick. Between a tick and that step nothing else may change these tensors,
+    or `finish_staging` comes first: what in-place operations and `load_state_dict` change is
+    noticed, and that snapshot fails with ChangedWhileStagedError, by `on_error`. Writes through
+    `.data` and fused steps of untracked optimizers are not noticed; `debug_staging=True` finds
+    them: it hashes each value before and after its copy, and finds learners that were not at rest
+    in a tick too, which `tick` then raises. Their memory must not be resized meanwhile.
+
     The constructor claims the directory and starts the writer process. It waits up to `drain_wait`
     seconds for the writer of a dead trainer to finish. `takeover=True` claims the run of a trainer
     that still lives (it hangs, say) too: that one can commit nothing any more, and learns it by
@@ -82,6 +92,8 @@ class SnapshotEngine(Lifetime):
         fresh: bool = False,
         strict: bool = False,
         track_rng: bool = True,
+        overlap: bool = False,
+        debug_staging: bool = False,
         algorithm: str | None = None,
         notes: Mapping[str, Any] | None = None,
         drain_wait: float = config.DRAIN_WAIT_SECONDS,
@@ -100,6 +112,8 @@ class SnapshotEngine(Lifetime):
             fresh=fresh,
             strict=strict,
             track_rng=track_rng,
+            overlap=overlap,
+            debug_staging=debug_staging,
             algorithm=algorithm,
             notes=notes,
             drain_wait=drain_wait,
@@ -133,6 +147,7 @@ class SnapshotEngine(Lifetime):
                 options.trigger,
                 options.identity,
                 self._evaluations,
+                options.staging,
                 waits=options.waits,
                 raises=options.raises,
             )
@@ -270,6 +285,15 @@ class SnapshotEngine(Lifetime):
             self._check_started(session)
             return self._taker.snapshot(step, checked)
 
+    def finish_staging(self) -> None:
+        """Copy now what the newest snapshot has left for later; nothing without `overlap`.
+
+        To be called before parameters, or an optimizer's state, are changed between a tick and the
+        next step by anything but a tracked optimizer's step. Blocks for that copy at most, not for
+        the disk. Any thread.
+        """
+        self._live().buffers.finish_late()
+
     def restore(
         self,
         *,
@@ -323,6 +347,7 @@ class SnapshotEngine(Lifetime):
             eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage
         )
         with self._turn(session):
+            session.buffers.finish_late()
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
             self._tracked.rehearse()

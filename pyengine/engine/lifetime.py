@@ -79,6 +79,7 @@ class Lifetime:
                 with _noting(others):
                     self._take_final(session, final, failed)
             with _noting(others):
+                session.buffers.finish_late()
                 self._look_after_writer()
             failed += session.drain(timeout)
         finally:

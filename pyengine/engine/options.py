@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyengine.engine import settings
+from pyengine.engine.cut import Staging
 from pyengine.engine.describe import Identity
 from pyengine.engine.trigger import Trigger
 from pyengine.format.manifest import check_notes
@@ -19,6 +20,7 @@ class EngineOptions:
 
     path: str
     trigger: Trigger
+    staging: Staging
     identity: Identity
     keep_last: int
     keep_best: str | None
@@ -46,6 +48,8 @@ class EngineOptions:
         fresh: bool,
         strict: bool,
         track_rng: bool,
+        overlap: bool,
+        debug_staging: bool,
         algorithm: str | None,
         notes: Mapping[str, Any] | None,
         drain_wait: float,
@@ -63,6 +67,10 @@ class EngineOptions:
         return cls(
             path=settings.check_path("run_dir", run_dir),
             trigger=Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget),
+            staging=Staging(
+                overlap=settings.check_flag("overlap", overlap),
+                debug=settings.check_flag("debug_staging", debug_staging),
+            ),
             identity=identity,
             keep_last=settings.check_count("keep_last", keep_last, low=1),
             keep_best=None if keep_best is None else settings.check_text("keep_best", keep_best),

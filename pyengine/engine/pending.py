@@ -40,7 +40,8 @@ class PendingSnapshot:
         self.sequence = 0
         self.name = ""
         self.stall_seconds = 0.0
-        """How long the capture held the training loop."""
+        """How long the capture held the training loop: its tick, and with `overlap` the optimizer's
+        step that waited for the rest."""
         self._watch = watch
         self._entry: Entry | None = None
         self._state = SnapshotState.NONE
@@ -200,6 +201,13 @@ def _error_of(record: dict[str, Any] | None, name: str, sequence: int) -> errors
             sequence=sequence,
             needed_bytes=int(record.get("needed", 0)),
             free_bytes=int(record.get("free", 0)),
+        )
+    if kind is errors.ChangedWhileStagedError:
+        return errors.ChangedWhileStagedError(
+            text,
+            sequence=sequence,
+            component=str(record.get("component", "")),
+            tensor=str(record.get("tensor", "")),
         )
     if isinstance(kind, type) and issubclass(kind, errors.SnapshotError):
         return kind(text, sequence=sequence)

@@ -151,6 +151,7 @@ class Session:
                 logger.warning("snapshot %d is given up: %s", sequence, reason)
                 count += 1
         if count:
+            self.buffers.stop_late()
             self.link.wake()
         return count
 
@@ -202,7 +203,11 @@ class Session:
             raise
 
     def wait(self, seconds: float) -> None:
-        """Wait for news from the writer, at most `seconds`, and take them in."""
+        """Wait for news from the writer, at most `seconds`, and take them in.
+
+        What is still to be copied of a snapshot is copied first.
+        """
+        self.buffers.finish_late()
         self._settle_lost()
         if self.link.is_lost:
             return

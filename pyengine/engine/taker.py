@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 from pyengine import config, errors
 from pyengine.engine.buffers import StagingSlot
-from pyengine.engine.cut import Cutter
+from pyengine.engine.cut import Cutter, Staging
 from pyengine.engine.describe import Identity, Metrics, check_metrics, draft_of, meta_of
 from pyengine.engine.evaluations import Evaluations
+from pyengine.engine.late import StepGuards
 from pyengine.engine.pending import PendingSnapshot
 from pyengine.engine.session import Session
 from pyengine.engine.settings import check_mapping
@@ -34,6 +35,7 @@ class Taker:
         trigger: Trigger,
         identity: Identity,
         evaluations: Evaluations,
+        staging: Staging,
         *,
         waits: bool,
         raises: bool,
@@ -45,7 +47,13 @@ class Taker:
         self._evaluations = evaluations
         self._waits = waits
         self._raises = raises
-        self._cutter = Cutter(session.control, session.buffers, tracked)
+        self._guards = StepGuards(self._before_step)
+        self._cutter = Cutter(
+            session.control, session.buffers, tracked, staging, self._guards, session.link.wake
+        )
+        self._latest: PendingSnapshot | None = None
+        self._is_slot_made = False
+        self._made_for_count = -1
         self._wish: PendingSnapshot | None = None
         self.skipped = 0
         """How many snapshots were left out."""
@@ -61,6 +69,7 @@ class Taker:
         self._trigger.start(max(0, self._restored_step))
         self._hand_over_rings()
         self._lazy_rings = list(lazy_rings)
+        self._make_slot_ahead()
 
     def is_as_restored(self, step: int) -> bool:
         """Whether the run was restored at `step` and nothing was asked for since."""
@@ -75,6 +84,7 @@ class Taker:
             # Not before: the first batch after a restore is to have the disk for itself.
             self._session.link.warm(self._lazy_rings.pop())
         if not self._trigger.is_due(step) and self._wish is None:
+            self._make_slot_ahead()
             return None
         checked = check_metrics(
             check_mapping("metrics", metrics() if callable(metrics) else metrics)
@@ -146,7 +156,10 @@ class Taker:
             logger.error("%s", error)
 
     def close(self) -> None:
-        """Let go of the staging arenas' memory; a wish stays unfulfilled."""
+        """Finish what is staged late and let go of the staging arenas' memory; a wish stays
+        unfulfilled."""
+        self._guards.take_off()
+        self._session.buffers.finish_late()
         wish, self._wish = self._wish, None
         if wish is not None:
             wish.give_up()
@@ -161,6 +174,7 @@ class Taker:
     ) -> PendingSnapshot | None:
         """Take a snapshot into a free slot; None where none became free in time."""
         session = self._session
+        session.buffers.finish_late()
         session.buffers.give_up_claims()
         sequence = session.next_sequence()
         slot = self._claim_slot(sequence, wait_seconds, failed)
@@ -174,6 +188,7 @@ class Taker:
         def published() -> None:
             pending.bind(slot.entry, step=step, sequence=sequence, name=name)
             session.add_pending(pending)
+            self._latest = pending
             self._wish = None
 
         try:
@@ -186,11 +201,30 @@ class Taker:
             self._cutter.take(slot, draft, meta_of(draft, records), published)
         finally:
             session.link.wake()
-        pending.stall_seconds = time.perf_counter() - started
+        pending.stall_seconds += time.perf_counter() - started
+        self._is_slot_made = True
         self._trigger.fired(step)
         self._trigger.stalled(pending.stall_seconds)
         self._skipped_in_a_row = 0
         return pending
+
+    def _before_step(self) -> None:
+        """What a tracked optimizer's step waits for: the rest of the newest snapshot."""
+        buffers, latest = self._session.buffers, self._latest
+        if buffers.is_late:
+            started = time.perf_counter()
+            buffers.finish_late()
+            if latest is not None:
+                latest.stall_seconds += time.perf_counter() - started
+                self._trigger.stalled(latest.stall_seconds)
+
+    def _make_slot_ahead(self) -> None:
+        """Have the first slot's memory made, again where optimizers have got their state since."""
+        if not self._is_slot_made:
+            count = self._tracked.state_count()
+            if count > 2 * self._made_for_count:
+                self._made_for_count = count
+                self._cutter.make_ahead()
 
     def _claim_slot(
         self, sequence: int, wait_seconds: float, failed: list[errors.PyengineError] | None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.build import build_component
-from pyengine.capture.component import Component
+from pyengine.capture.component import Component, Phase
 from pyengine.capture.coverage import check_coverage
 from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
 from pyengine.engine import settings
@@ -73,10 +73,23 @@ class Tracked:
 
         Leaves out objects with methods of their own, which may not be ready before training.
         """
-        ready = [one for one in self.components.values() if one.kind not in _WITH_METHODS]
+        ready = self.ready()
         captured = [component.capture() for component in ready]
         if len(ready) == len(self.components):  # else parameters may be saved by the others
             check_coverage(ready, captured)
+
+    def ready(self) -> list[Component]:
+        """Return the components without methods of their own: those can be captured at any time."""
+        return [one for one in self.components.values() if one.kind not in _WITH_METHODS]
+
+    def state_count(self) -> int:
+        """Return how many parameters have state of an optimizer: it appears while training."""
+        optimizers = [
+            getattr(one, "optimizer", None) or getattr(one, "value", None)
+            for one in self.components.values()
+            if one.phase is Phase.OPTIMIZER
+        ]
+        return sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
 
     def exclude(self, name: str, reason: str) -> None:
         """Note that something is left out, so that snapshots and restores say so."""

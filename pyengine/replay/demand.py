@@ -41,6 +41,12 @@ def drop_demand(ring: Demanding) -> None:
     _tracked.pop(id(ring), None)
 
 
+def promised_bytes() -> int:
+    """Return the bytes that all tracked rings have still to take."""
+    rings = [ring() for ring in list(_tracked.values())]
+    return sum(ring.untaken_bytes() for ring in rings if ring is not None)
+
+
 def check_demand(ring: Demanding, label: str, *, strict: bool) -> None:
     """Warn, or with `strict` raise SharedMemoryError, where the rings and `ring` will not fit.
 

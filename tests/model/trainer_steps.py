@@ -154,6 +154,9 @@ class TrainerSteps(Machine):
                 "trainer: fills the first half",
                 filled._replace(trainer=("cut", "begin" if early else "fill second")),
             )
+            if self.limits.overlap:
+                later = filled._replace(trainer=("cut", "begin late"))
+                yield "trainer: leaves the second half for later", later
             yield (
                 "trainer: gives a claim up",
                 state._replace(staging=(sequence, FREE), trainer=IDLE),
@@ -171,6 +174,14 @@ class TrainerSteps(Machine):
                 trainer=("cut", "publish"),
             )
             yield "trainer: PENDING", begun
+        elif step == "begin late":
+            begun = state._replace(
+                snapshot=(sequence, PENDING),
+                hold=(sequence, tail_of(state.total), state.total),
+                trainer=IDLE,
+                late=("copy", sequence, True),
+            )
+            yield "trainer: PENDING, and goes on", begun
         elif step == "publish":
             after = ("cut", "fill late") if "staged last" in self.broken else IDLE
             yield "trainer: STAGED", state._replace(staging=(sequence, STAGED), trainer=after)

@@ -24,6 +24,8 @@ RULES = (
     "claimed",
     "rows first",
     "staged last",
+    "versions",
+    "stopped first",
     "manifest first",
     "take back segment",
     "take back staging",
@@ -47,6 +49,8 @@ class Limits(NamedTuple):
     failures: int = 1
     cancels: int = 2
     trainer_dies: bool = True
+    overlap: bool = False
+    changes: int = 1
 
 
 class State(NamedTuple):
@@ -64,6 +68,7 @@ class State(NamedTuple):
     pool: frozenset[int]  # segments that have a file
     manifests: frozenset[int]
     trainer: tuple[object, ...]
+    late: tuple[object, ...]  # step, sequence, whether nothing changed since the cut
     segment_job: tuple[object, ...]
     snapshot_job: tuple[object, ...]
     writer_is_alive: bool
@@ -71,6 +76,7 @@ class State(NamedTuple):
     writer_deaths: int
     failures: int
     cancels: int
+    changes: int
 
 
 IDLE: tuple[object, ...] = ("idle",)
@@ -93,6 +99,7 @@ def first_state(limits: Limits, slots: int = 2) -> State:
         pool=frozenset(),
         manifests=frozenset(),
         trainer=IDLE,
+        late=IDLE,
         segment_job=IDLE,
         snapshot_job=IDLE,
         writer_is_alive=True,
@@ -100,6 +107,7 @@ def first_state(limits: Limits, slots: int = 2) -> State:
         writer_deaths=0,
         failures=0,
         cancels=0,
+        changes=0,
     )
 
 

@@ -46,6 +46,12 @@ def test_the_sum_tree_is_the_plain_one(build: Build) -> None:
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-8000:]
 
 
+@pytest.mark.parametrize("sanitizer", [THREADS, MEMORY])
+def test_a_copy_of_many_threads_has_an_end_for_all_of_them(build: Build, sanitizer: str) -> None:
+    ended = run(build("copying", sanitizer), int(8 * max(1.0, SECONDS / 3)))
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-8000:]
+
+
 BREAKS = {
     "a swap that is a plain store": (
         "control.h",
