@@ -20,8 +20,8 @@ def digest(value: Value) -> int:
     if is_tensor(value):
         whole = value.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
         return digest_at(whole.data_ptr(), whole.numel() * whole.element_size())
-    whole: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return xxh3_64(whole)
+    flat: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return xxh3_64(flat)
 
 
 def digest_at(address: int, size_bytes: int) -> int:

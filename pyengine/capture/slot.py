@@ -166,8 +166,8 @@ class StagingSlot:
 
         tensors = []
         for file, index, _, target in work.late:
-            name, value = file.names[index], file.values[index]
-            watched = self._is_watched
+            value: Any = file.values[index]
+            name, watched = file.names[index], self._is_watched
             tensors.append(note(file.component, name, value, target, is_watched=watched))
         job = CopyJob(
             array("Q", [late.target for late in tensors]),

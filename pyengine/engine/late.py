@@ -158,9 +158,10 @@ class StepGuards:
     def put_on(self, optimizers: Iterable[Any]) -> None:
         """Guard these optimizers from now on; those that are guarded stay so."""
         for optimizer in optimizers:
-            known, handle = self._handles.get(id(optimizer), (None, None))
-            is_on = known is not None and known() is optimizer
-            if not is_on or handle.id not in optimizer._optimizer_step_pre_hooks:
+            hooks = optimizer._optimizer_step_pre_hooks
+            known = self._handles.get(id(optimizer))
+            is_on = known is not None and known[1].id in hooks and known[0]() is optimizer
+            if not is_on:
                 handle = optimizer.register_step_pre_hook(self._hook)
                 self._handles[id(optimizer)] = (weakref.ref(optimizer), handle)
 

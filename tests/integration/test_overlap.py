@@ -458,7 +458,7 @@ def test_a_trainer_killed_in_the_window_leaves_the_snapshot_before(tmp_path: Pat
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     torch.manual_seed(0)

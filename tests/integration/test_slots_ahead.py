@@ -57,7 +57,7 @@ def test_the_first_two_snapshots_find_memory_that_is_made(
         engine.restore()
         assert engine.tick(0) is None
         step(net, optimizer)
-        ring.add(x=1)
+        ring.add(x=1, p=1.0)
         assert engine.tick(1) is None  # finds the moments, which are twice the network
         state = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
         state += sum(parameter.nbytes for parameter in net.parameters())

@@ -1,4 +1,4 @@
-"""The late copy: a thread of the trainer that fills a staging slot after the cut, then publishes."""
+"""The late copy: a thread of the trainer fills a staging slot after the cut, and publishes it."""
 
 from __future__ import annotations
 
