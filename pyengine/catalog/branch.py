@@ -146,7 +146,8 @@ def _place_beside(target: str) -> Iterator[str]:
     with contextlib.suppress(FileExistsError):
         durable.make_new_directory(place)
     lock_path = os.path.join(place, names.LOCK)
-    door.active.close(door.active.open(lock_path, os.O_WRONLY | os.O_CREAT))
+    with contextlib.suppress(FileExistsError):
+        durable.make_empty_file(lock_path)
     lock = OfdLock.try_acquire(lock_path)
     if lock is None:
         raise RunBusyError(

@@ -29,7 +29,7 @@ from pyengine.errors import RunBusyError, RunDirectoryError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
-from pyengine.fs import door, durable, forking, process
+from pyengine.fs import durable, forking, process
 from pyengine.fs.locks import OfdLock
 
 
@@ -130,7 +130,7 @@ def claim_run(
 
     Raises RunBusyError (a living owner, or a writer that still drains), RunDirectoryError (not a
     directory that can be claimed: another rank's, another user's, or one that everybody may write
-    to), OSError.
+    to), NoSpaceError (the claim cannot be recorded), OSError.
     """
     path = os.path.realpath(run_dir)
     _prepare(path)
@@ -160,13 +160,8 @@ def _prepare(run_dir: str) -> None:
         path = os.path.join(run_dir, name).rstrip("/")
         durable.make_directory(path)
         _check_safe(path)
-    try:
-        fd = door.active.open(
-            os.path.join(run_dir, names.LOCK), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
-        )
-    except FileExistsError:
-        return
-    door.active.close(fd)
+    with contextlib.suppress(FileExistsError):
+        durable.make_empty_file(os.path.join(run_dir, names.LOCK))
 
 
 def _check_safe(path: str) -> None:
@@ -214,8 +209,7 @@ def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
             path=run_dir,
         )
     path = generation_path(run_dir, generation)
-    fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    door.active.close(fd)
+    durable.make_empty_file(path)
     owner = OfdLock.acquire(path, names.OWNER_BYTE, timeout=0)
     try:
         append_party(path, "owner")

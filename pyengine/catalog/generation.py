@@ -16,7 +16,7 @@ from pyengine.errors import DamageError, RestoreError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.sealed import parse_record, record_bytes
-from pyengine.fs import door, process
+from pyengine.fs import durable, process
 from pyengine.fs.beneath import read_beneath
 from pyengine.fs.locks import OfdLock
 from pyengine.fs.process import ProcessIdentity
@@ -80,7 +80,10 @@ def writer_lock(
 
 
 def append_party(path: str, role: str) -> None:
-    """Put this process on record in a generation file as "owner" or "writer"; durable on return."""
+    """Put this process on record in a generation file as "owner" or "writer"; durable on return.
+
+    Raises NoSpaceError, OSError.
+    """
     record = {
         "role": role,
         **process.current().to_dict(),
@@ -88,12 +91,7 @@ def append_party(path: str, role: str) -> None:
         "since": utc_timestamp(),
         "pyengine": __version__,
     }
-    fd = door.active.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        door.active.write(fd, record_bytes(record))
-        door.active.fsync(fd)
-    finally:
-        door.active.close(fd)
+    durable.append_line(path, record_bytes(record))
 
 
 def generation_path(run_dir: str, generation: int) -> str:

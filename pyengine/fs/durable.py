@@ -279,6 +279,35 @@ def make_directory(path: str) -> None:
     fsync_directory(parent)
 
 
+def make_empty_file(path: str) -> None:
+    """Make a file that must not exist; not durable. Raises FileExistsError, NoSpaceError, OSError.
+
+    Others may never write to it, whatever the umask says.
+    """
+    with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
+        fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
+        door.active.close(fd)
+
+
+def append_line(path: str, line: bytes) -> None:
+    """Append a line, which ends with a line break, to a file that exists; durable on return.
+
+    Behind a torn one, as a full disk or a crash leaves it, it starts on a line of its own. One
+    writer at a time. Raises NoSpaceError, OSError; the line may then be torn.
+    """
+    with _no_space_is_typed(os.path.dirname(path), len(line)):
+        fd = door.active.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
+        try:
+            last = bytearray(b"\n")
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes:
+                door.active.pread_into(fd, [last], size_bytes - 1)
+            door.active.write(fd, line if last == b"\n" else b"\n" + line)
+            door.active.fsync(fd)
+        finally:
+            door.active.close(fd)
+
+
 def replace_file(directory: str, name: str, data: Buffer, *, temporary: str) -> None:
     """Put `data` under `name` in one step: durable temporary, rename, fsync of the directory.
 

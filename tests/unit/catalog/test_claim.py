@@ -15,9 +15,11 @@ from pyengine.catalog import generation, scan
 from pyengine.catalog.claim import claim_run
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.run_record import read_run_id
-from pyengine.errors import RunBusyError, RunDirectoryError, StaleGenerationError
+from pyengine.errors import NoSpaceError, RunBusyError, RunDirectoryError, StaleGenerationError
 from pyengine.format import names
 from pyengine.format.sealed import record_bytes
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Rule
 from pyengine.fs.locks import is_locked
 
 _OWN = """
@@ -238,6 +240,43 @@ def test_torn_generation_file_stops_nobody(run_dir):
         file.truncate(10)
     with claim_run(run_dir) as claim:
         assert claim.generation == 2
+
+
+@pytest.mark.parametrize("left", [1, 40, -1], ids=["begun", "half", "all but its line break"])
+def test_a_line_behind_a_torn_one_is_read(run_dir, left):
+    with claim_run(run_dir):
+        path = generation.generation_path(run_dir, 1)
+        owned = os.path.getsize(path)
+        generation.append_party(path, "writer")
+        with open(path, "r+b") as file:
+            file.truncate(owned + left if left > 0 else os.path.getsize(path) + left)
+        generation.append_party(path, "writer")
+        for role in ("owner", "writer"):
+            assert generation.read_party(run_dir, 1, role).identity.pid == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("op", "path"), [("create", "*/generations/*"), ("write", "*/generations/*"), ("fsync", "*")]
+)
+def test_a_claim_on_a_full_disk_is_refused_in_numbers(run_dir, monkeypatch, op, path):
+    claim_run(run_dir).release()
+    rule = Rule(op=op, path=path, action="error", errno="ENOSPC", times=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(door, "active", FaultDoor([rule]))
+        with pytest.raises(NoSpaceError, match="generations") as caught:
+            claim_run(run_dir, wait_seconds=0)
+    assert caught.value.needed_bytes > 0
+    assert caught.value.free_bytes > 0
+    claim_run(run_dir, wait_seconds=0).release()
+
+
+def test_a_new_run_on_a_full_disk_is_refused_in_numbers(run_dir, monkeypatch):
+    rule = Rule(op="create", path="*/lock", action="error", errno="ENOSPC", times=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(door, "active", FaultDoor([rule]))
+        with pytest.raises(NoSpaceError):
+            claim_run(run_dir)
+    claim_run(run_dir).release()
 
 
 def test_next_generation_is_above_everything_seen(run_dir, make):
