@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyengine.catalog import markers
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.errors import DamageError, MalformedFileError, PyengineError
+from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.manifest import MANIFEST_MAX_BYTES, Manifest, check_sum
 from pyengine.fs.beneath import read_beneath
@@ -100,11 +101,14 @@ def has_manifest(snapshot_path: str) -> bool:
 def newest_restorable(run_dir: str) -> SnapshotInfo | None:
     """Return the newest committed snapshot; None: the run has none.
 
-    A snapshot in whose restore the process died twice comes after all others. Raises DamageError,
+    A snapshot in whose restore the process died twice comes after all others, which is logged as an
+    error. Raises DamageError,
     FormatVersionError or OSError where that snapshot's manifest cannot be used: an older one is
     never taken silently.
     """
     candidates = restorable_names(run_dir)
+    for text in told_of_deaths(run_dir, candidates):
+        logger.error("%s: %s", run_dir, text)
     return read_snapshot(run_dir, candidates[0]) if candidates else None
 
 
@@ -117,6 +121,27 @@ def restorable_names(run_dir: str) -> list[str]:
     candidates = [name.text for name in reversed(committed_names(run_dir))]
     candidates.sort(key=lambda name: deaths.get(name, 0) >= markers.DEATHS_MAX)
     return candidates
+
+
+def told_of_deaths(run_dir: str, candidates: list[str]) -> list[str]:
+    """Return one line for each snapshot that is newer than the first of `candidates` (as
+    `restorable_names` gives them) and comes after it, because restores of it have died."""
+    if not candidates:
+        return []
+    deaths = markers.restore_deaths(run_dir)
+    newer = [name for name in candidates if _order(name) > _order(candidates[0])]
+    return [
+        f"{name} is newer than {candidates[0]} and is tried last: the process died in its restore "
+        f"{deaths.get(name, 0)} times. To have it tried first, remove "
+        f"{names.RECOVERY}/{names.restoring_marker_name(name)}"
+        for name in newer
+    ]
+
+
+def _order(name: str) -> names.SnapshotName:
+    parsed = names.parse_snapshot_name(name)
+    assert parsed is not None
+    return parsed
 
 
 def latest_target(run_dir: str) -> str | None:

@@ -80,6 +80,9 @@ class _Search:
             if self._refused:
                 raise self._nothing_left()
             return start_fresh(self._session, self._tracked)
+        for text in scan.told_of_deaths(self._run_dir, candidates):
+            logger.error("%s: %s", self._run_dir, text)
+            self._notes.append(text)
         self._look_for_lost(candidates)
         self._damaged = quarantine.damaged_files(self._run_dir)
         for name in candidates:

@@ -17,7 +17,7 @@ from program import tracking
 
 import pyengine
 from pyengine import errors
-from pyengine.catalog import quarantine
+from pyengine.catalog import markers, quarantine
 from pyengine.cli.main import main
 from pyengine.fs import door
 
@@ -31,6 +31,25 @@ def reseal(manifest: Path, **changes: Any) -> None:
     body = json.dumps(document, indent=1).removesuffix("\n}").encode() + b",\n"
     seal = xxhash.xxh3_64_hexdigest(body).encode()
     manifest.write_bytes(body + b'"xxh3_64": "%s"}' % seal)
+
+
+def test_two_deaths_in_a_restore_are_told_with_the_older_snapshot_that_is_taken(
+    three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = newest(three)
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            with markers.applying(str(three), 1, bad.name):
+                os._exit(0)
+        os.waitpid(child, 0)
+    with tracking(three) as (engine, _training):
+        report = engine.restore()
+    assert report.global_step == STEPS[1]
+    assert any(bad.name in note and "died in its restore 2 times" in note for note in report.notes)
+    told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1
+    assert bad.name in told[0]
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -145,7 +145,7 @@ def test_manifest_of_a_newer_version_is_typed(run, make):
     assert open_run(run.run_dir).problems[0].kind == "version"
 
 
-def test_snapshot_whose_restore_died_twice_comes_last(run, make):
+def test_snapshot_whose_restore_died_twice_comes_last_and_is_told(run, make, caplog):
     old = make.publish(run.run_dir, sequence=1)
     new = make.publish(run.run_dir, sequence=2)
     for deaths, expected in ((1, new), (2, old)):
@@ -155,7 +155,11 @@ def test_snapshot_whose_restore_died_twice_comes_last(run, make):
                 os._exit(0)
         os.waitpid(child, 0)
         assert markers.restore_deaths(run.run_dir) == {new.name: deaths}
+        caplog.clear()
         assert scan.newest_restorable(run.run_dir).name == expected.name
+        told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(told) == (deaths == 2)
+        assert all(new.name in text and "2 times" in text for text in told)
 
 
 def test_exception_while_applying_removes_the_marker(run, make):
