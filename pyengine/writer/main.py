@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if session is None:
             return 2
         _log_to(session)
+        _silence(2)
         try:
             return _work(session, trainer)
         except BaseException:
@@ -50,15 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _leave_terminal() -> None:
     """No terminal signal, no output, a little less priority than the trainer.
 
-    SIGTERM waits until the loop can answer it; the trainer has blocked it before the exec.
+    SIGTERM waits until the loop can answer it; the trainer has blocked it before the exec. Standard
+    error stays until the log is open: it is what the trainer's error tells of a failed start.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
+    _silence(0, 1)
     with contextlib.suppress(OSError):
         os.nice(config.WRITER_NICE)
     with contextlib.suppress(OSError):
@@ -67,12 +66,23 @@ def _leave_terminal() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def _silence(*fds: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd)
+    os.close(null)
+
+
 def _greet(channel: Channel) -> Session | None:
+    """Take the trainer's first message in; None, said on standard error: there is none to use."""
     try:
         received = channel.receive(config.WRITER_START_SECONDS)
     except ClosedError:
+        sys.stderr.write("the trainer let go before its first message\n")
         return None
     if received is None or received[0].get("kind") != "hello" or len(received[1]) not in (1, 2):
+        what = "no first message came" if received is None else "the first message makes no sense"
+        sys.stderr.write(f"{what} from the trainer\n")
         return None
     message, fds = received
     return Session(channel, message, *fds)

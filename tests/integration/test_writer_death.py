@@ -57,6 +57,19 @@ def test_killed_while_persisting_it_is_replaced_and_the_snapshot_committed(
     assert leftovers(tmp_path / "run") == []
 
 
+def test_a_writer_that_cannot_open_its_log_says_why(token: str, tmp_path: Path) -> None:
+    engine, _training = begin(tmp_path / "run")
+    engine.snapshot(0).wait(60)
+    log = tmp_path / "run" / "generations" / "0001.log"
+    log.unlink()
+    log.mkdir()
+    os.kill(engine.writer_pid, signal.SIGKILL)
+    pending = engine.snapshot(1)
+    with pytest.raises(errors.WriterDiedError, match=r"IsADirectoryError.*0001\.log"):
+        pending.wait(60)
+    engine.close(timeout=1)
+
+
 def test_a_writer_killed_between_snapshots_is_replaced_at_a_tick(
     token: str, tmp_path: Path
 ) -> None:
