@@ -20,9 +20,9 @@ from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import (
     append_party,
     generation_path,
-    highest_generation,
     read_party,
 )
+from pyengine.catalog.lines import read_lines
 from pyengine.catalog.run_record import read_run_id, write_run_record
 from pyengine.catalog.turn import Turn
 from pyengine.errors import RunBusyError, RunDirectoryError
@@ -219,6 +219,16 @@ def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
         owner.release()
         raise
     return Claim(run_dir, run_id, generation, owner), trash
+
+
+def highest_generation(run_dir: str) -> int:
+    """Return the highest generation that anything in the directory tells of: names, and the
+    records of lines; 0 where there is none.
+
+    Claims alone would do while nobody removes `generations/` by hand.
+    """
+    recorded = (line.generation for line in read_lines(run_dir).values())
+    return max((*scan.named_generations(run_dir), *recorded), default=0)
 
 
 def _run_id(run_dir: str) -> str:

@@ -15,7 +15,9 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pyengine.catalog.keepers import lock_busy
 from pyengine.catalog.scan import claimed_generation
+from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import StaleGenerationError
 from pyengine.format import names
 from pyengine.format.sealed import record_bytes
@@ -104,16 +106,26 @@ class CommitLock:
         )
 
 
+def try_lock(run_dir: str) -> OfdLock | None:
+    """Take the commit lock at once, for `commit_lock`; None while somebody else has it."""
+    return OfdLock.try_acquire(os.path.join(run_dir, names.LOCK))
+
+
 @contextlib.contextmanager
 def commit_lock(
-    run_dir: str, generation: int, *, timeout: float | None = None
+    run_dir: str,
+    generation: int,
+    *,
+    timeout: float = COMMIT_LOCK_SECONDS,
+    taken: OfdLock | None = None,
 ) -> Iterator[CommitLock]:
     """Hold the commit lock while the block runs, as the owner of `generation`.
 
-    Waits for the lock (TimeoutError after `timeout` seconds; None: for ever). Raises
-    StaleGenerationError, with nothing touched, where a newer generation was claimed.
+    Waits for the lock (RunBusyError, which names who holds it, after `timeout` seconds), or goes on
+    with one that `try_lock` has `taken`. Raises StaleGenerationError, with nothing touched, where a
+    newer generation was claimed.
     """
-    with OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout) as lock:
+    with taken or _acquire(run_dir, timeout) as lock:
         newest = claimed_generation(run_dir)
         if newest != generation:
             owner = (
@@ -125,3 +137,10 @@ def commit_lock(
                 f"{run_dir}: {owner}, generation {generation} does not", path=run_dir
             )
         yield CommitLock(run_dir, generation, lock)
+
+
+def _acquire(run_dir: str, timeout: float) -> OfdLock:
+    try:
+        return OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout)
+    except TimeoutError as error:
+        raise lock_busy(run_dir) from error

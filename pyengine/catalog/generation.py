@@ -6,12 +6,13 @@ after a crash and is skipped. Life is told by the locks on the file, never by wh
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pyengine import __version__, config
-from pyengine.catalog import scan
-from pyengine.catalog.lines import read_lines
 from pyengine.errors import DamageError, RestoreError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
@@ -31,16 +32,6 @@ class Party:
     identity: ProcessIdentity | None
     since: str
     rank: int = 0
-
-
-def highest_generation(run_dir: str) -> int:
-    """Return the highest generation that anything in the directory tells of: names, and the
-    records of lines; 0 where there is none.
-
-    Claims alone would do while nobody removes `generations/` by hand.
-    """
-    recorded = (line.generation for line in read_lines(run_dir).values())
-    return max((*scan.named_generations(run_dir), *recorded), default=0)
 
 
 def reserve_writer_lock(run_dir: str, generation: int) -> OfdLock | None:
@@ -101,19 +92,30 @@ def generation_path(run_dir: str, generation: int) -> str:
 
 def read_party(run_dir: str, generation: int, role: str) -> Party:
     """Return the last party of a role on record. A torn last line is normal after a crash."""
-    directory = os.path.join(run_dir, names.GENERATIONS)
-    found = Party(None, "an unknown time")
-    try:
-        name = names.generation_name(generation)
-        lines = read_beneath(directory, name, limit_bytes=_RECORD_MAX_BYTES).splitlines()
-    except (OSError, DamageError):
-        return found
-    for line in lines:
+    parties = [party for found, party in read_parties(run_dir, generation) if found == role]
+    return parties[-1] if parties else Party(None, "an unknown time")
+
+
+def read_parties(run_dir: str, generation: int) -> list[tuple[str, Party]]:
+    """Return all parties on record with their roles, in order. What is damaged is left out."""
+    found = []
+    for record in _read_records(run_dir, generation):
         try:
-            record = parse_record(line, name, limit_bytes=_RECORD_MAX_BYTES)
-            if record["role"] == role:
-                identity = ProcessIdentity.from_dict(record)
-                found = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
-        except (RestoreError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+            identity = ProcessIdentity.from_dict(record)
+            party = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
+            found.append((str(record["role"]), party))
+        except (ValueError, KeyError, TypeError, ArithmeticError):
             continue
     return found
+
+
+def _read_records(run_dir: str, generation: int) -> Iterator[dict[str, Any]]:
+    directory = os.path.join(run_dir, names.GENERATIONS)
+    name = names.generation_name(generation)
+    try:
+        lines = read_beneath(directory, name, limit_bytes=_RECORD_MAX_BYTES).splitlines()
+    except (OSError, DamageError):
+        return
+    for line in lines:
+        with contextlib.suppress(RestoreError, ValueError):
+            yield parse_record(line, name, limit_bytes=_RECORD_MAX_BYTES)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pyengine.catalog import scan
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import generation_path, read_party
+from pyengine.catalog.keepers import lock_busy
 from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import RunBusyError, RunDirectoryError
 from pyengine.format import names
@@ -31,8 +32,7 @@ def idle_lock(run_dir: str, *, timeout: float = COMMIT_LOCK_SECONDS) -> Iterator
         what = "is no run directory" if os.path.exists(run_dir) else "does not exist"
         raise RunDirectoryError(f"{run_dir} {what}", path=run_dir) from error
     except TimeoutError as error:
-        newest = scan.claimed_generation(run_dir)
-        raise _busy(run_dir, newest, "writer", "its commit lock is held, perhaps by") from error
+        raise lock_busy(run_dir) from error
     with lock:
         for generation in scan.claimed_generations(run_dir):
             _check_dead(run_dir, generation)

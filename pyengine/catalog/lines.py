@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import RestoreError
 from pyengine.format import names
 from pyengine.format.document import Fields
@@ -62,9 +61,10 @@ def open_line(
 ) -> Line:
     """Open a new line; durable on return.
 
-    Raises StaleGenerationError where `generation` is no longer the newest claim.
+    Waits for the commit lock (RunBusyError). Raises StaleGenerationError where `generation` is no
+    longer the newest claim.
     """
-    with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS):
+    with commit_lock(run_dir, generation):
         siblings = [line for line in read_lines(run_dir).values() if line.generation == generation]
         line = Line(
             id=secrets.randbits(64),

@@ -17,7 +17,6 @@ from typing import Any
 from pyengine.catalog import scan, verify
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import Problem, SnapshotInfo
-from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import DamageError, FormatVersionError, RestoreError
 from pyengine.format import names
 from pyengine.format.document import Fields
@@ -91,10 +90,10 @@ def in_manifest(name: str, error: DamageError) -> Damage:
 def move(run_dir: str, generation: int, damage: Damage) -> str:
     """Move a damaged snapshot into `quarantine/`; durable on return. Returns its new path.
 
-    Waits for the commit lock (TimeoutError). Raises StaleGenerationError, with nothing touched,
+    Waits for the commit lock (RunBusyError). Raises StaleGenerationError, with nothing touched,
     where `generation` is no longer the newest claim; NoSpaceError, OSError.
     """
-    with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+    with commit_lock(run_dir, generation) as held:
         return held.quarantine(damage.snapshot, damage.to_record())
 
 

@@ -3,7 +3,9 @@
 A living owner keeps the run, unless it is taken over: then only the commit lock is waited for, and
 the higher generation turns away whatever that owner and its writer still try. A dead owner's writer
 may drain: it is waited for. Whoever keeps the run, or the commit lock, beyond the wait is ended
-where it is proven to be frozen, so that it cannot wake up inside the lock.
+where it is one of the run's processes and frozen (stopped by a signal, or by its cgroup), so that
+it cannot wake up inside the lock. One that a slow disk keeps waiting looks idle and is not: nobody
+else is ended.
 """
 
 from __future__ import annotations
@@ -13,13 +15,12 @@ import threading
 import time
 
 from pyengine.catalog import scan
-from pyengine.catalog.generation import generation_path, read_party
+from pyengine.catalog.generation import generation_path
+from pyengine.catalog.keepers import Keeper, busy, lock_busy, lock_keepers, party_keeper
 from pyengine.errors import RunBusyError
 from pyengine.events import logger
 from pyengine.format import names
-from pyengine.fs import process
 from pyengine.fs.locks import OfdLock, is_locked
-from pyengine.fs.process import ProcessIdentity
 
 _POLL_SECONDS = 0.02
 _AFTER_KILL_SECONDS = 10.0
@@ -32,11 +33,9 @@ class Turn:
         self, run_dir: str, wait_seconds: float, stop: threading.Event, *, takeover: bool
     ) -> None:
         self._run_dir = run_dir
-        self._wait_seconds = wait_seconds
         self._stop = stop
         self._takeover = takeover
         self._deadline = time.monotonic() + wait_seconds
-        self._progress = _Progress()
         self._has_killed = False
 
     def take(self) -> OfdLock:
@@ -45,17 +44,16 @@ class Turn:
             newest = scan.claimed_generation(self._run_dir)
             is_owned = self._is_locked(newest, names.OWNER_BYTE)
             if is_owned and not self._takeover:
-                raise self._busy(newest, "owner", "is in use by")
+                raise self._busy(newest)
             lock = OfdLock.try_acquire(os.path.join(self._run_dir, names.LOCK))
             if lock is not None:
                 if self._is_free(newest):
                     return lock
                 lock.release()
-            idle_seconds = self._progress.look(self._identity(newest, "writer"))
             if time.monotonic() >= self._deadline:
-                self._end_frozen(newest, idle_seconds)
+                self._give_up_or_end(newest, is_locked_out=lock is None)
             if self._stop.wait(_POLL_SECONDS):
-                raise self._busy(newest, *self._keeper(newest))
+                raise self._busy(newest)
 
     def _is_free(self, generation: int) -> bool:
         """Whether the run may be claimed by whoever holds the commit lock now."""
@@ -68,82 +66,43 @@ class Turn:
         # its time even so.
         if not self._takeover or not (is_owned or time.monotonic() >= self._deadline):
             return False
-        told = self._told(generation, "owner" if is_owned else "writer", "taken over from")
-        logger.warning("%s; it can commit nothing any more", told)
+        keeper = self._keeper(generation)
+        told = "%s taken over from %s; it can commit nothing any more"
+        logger.warning(told, self._run_dir, keeper)
         return True
 
-    def _end_frozen(self, generation: int, idle_seconds: float) -> None:
-        """Kill who keeps the run where it is stopped, or did nothing for half of the wait; the wait
-        goes on a little then. RunBusyError where nobody can be ended."""
-        roles = ["writer"]
-        if self._takeover and self._is_locked(generation, names.OWNER_BYTE):
-            roles.append("owner")  # it has not let go of the commit lock
-        for role in roles if not self._has_killed else []:
-            idle = idle_seconds if role == "writer" else 0.0
-            if self._end_if_frozen(generation, role, idle):
+    def _give_up_or_end(self, newest: int, *, is_locked_out: bool) -> None:
+        """The wait is over: end who keeps the run where it is frozen, and wait a little more; else
+        RunBusyError, which says who keeps it."""
+        keepers = lock_keepers(self._run_dir) if is_locked_out else [self._keeper(newest)]
+        frozen = [] if self._has_killed else [keeper for keeper in keepers if keeper.is_frozen]
+        for keeper in frozen:
+            logger.warning("%s was kept by %s; it is frozen, and was ended", self._run_dir, keeper)
+            assert keeper.identity is not None
+            if keeper.identity.kill(wait_seconds=_AFTER_KILL_SECONDS):
                 self._has_killed = True
                 self._deadline = time.monotonic() + _AFTER_KILL_SECONDS
                 return
-        raise self._busy(generation, *self._keeper(generation))
-
-    def _end_if_frozen(self, generation: int, role: str, idle_seconds: float) -> bool:
-        byte = names.WRITER_BYTE if role == "writer" else names.OWNER_BYTE
-        identity = self._identity(generation, role)
-        if not self._is_locked(generation, byte) or identity is None or not identity.is_alive():
-            return False
-        status = process.read_status(identity.pid)
-        is_stopped = status is not None and status.is_stopped
-        if not is_stopped and idle_seconds < self._wait_seconds / 2:
-            return False
-        logger.warning("%s; it is frozen, and was ended", self._told(generation, role, "kept by"))
-        return identity.kill(wait_seconds=_AFTER_KILL_SECONDS)
+        if is_locked_out:
+            raise lock_busy(self._run_dir, keepers)
+        raise self._busy(newest)
 
     def _is_locked(self, generation: int, byte: int) -> bool:
         return is_locked(generation_path(self._run_dir, generation), byte)
 
-    def _identity(self, generation: int, role: str) -> ProcessIdentity | None:
-        return read_party(self._run_dir, generation, role).identity
+    def _keeper(self, generation: int) -> Keeper:
+        is_owned = self._is_locked(generation, names.OWNER_BYTE)
+        return party_keeper(self._run_dir, generation, "owner" if is_owned else "writer")
 
-    def _keeper(self, generation: int) -> tuple[str, str]:
-        if self._is_locked(generation, names.OWNER_BYTE):
-            return "owner", "cannot be taken over: its commit lock is held by"
-        return "writer", "is still being drained by the writer"
-
-    def _told(self, generation: int, role: str, what: str) -> str:
-        party = read_party(self._run_dir, generation, role)
-        pid = party.identity.pid if party.identity else 0
-        host = party.identity.host if party.identity else "an unknown host"
-        return (
-            f"{self._run_dir} {what} pid {pid} on {host}, since {party.since} "
-            f"(generation {generation})"
-        )
-
-    def _busy(self, generation: int, role: str, what: str) -> RunBusyError:
-        party = read_party(self._run_dir, generation, role)
-        return RunBusyError(
-            self._told(generation, role, what),
-            path=self._run_dir,
-            pid=party.identity.pid if party.identity else 0,
-            host=party.identity.host if party.identity else "an unknown host",
-            since=party.since,
-        )
+    def _busy(self, generation: int) -> RunBusyError:
+        keeper = self._keeper(generation)
+        if keeper.role == "owner":
+            return busy(self._run_dir, "is in use by", keeper, _OWNED_ADVICE)
+        return busy(self._run_dir, "is still being drained by the writer", keeper, _DRAINED_ADVICE)
 
 
-class _Progress:
-    """Whether a process gets anything done: its processor time and written bytes, over time."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, int, int] | None = None
-        self._since = time.monotonic()
-
-    def look(self, identity: ProcessIdentity | None) -> float:
-        """Look at the process; return for how many seconds it has got nothing done."""
-        seen = None
-        if identity is not None and identity.is_alive():
-            status = process.read_status(identity.pid)
-            written = process.written_bytes(identity.pid)
-            seen = (identity.pid, status.cpu_ticks if status else 0, written)
-        if seen != self._last:
-            self._last = seen
-            self._since = time.monotonic()
-        return time.monotonic() - self._since
+_OWNED_ADVICE = "wait for its end, or take the run over with takeover=True where it hangs"
+_DRAINED_ADVICE = (
+    "it brings the rows of a dead trainer to disk: wait longer (drain_wait=, in seconds), or "
+    "kill it and lose those that are not there yet"
+)

@@ -31,7 +31,6 @@ from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.later_rows import find_later_rows
 from pyengine.catalog.lines import Line, open_line
 from pyengine.catalog.snapshot_files import read_files
-from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.engine.comparison import absent, check_kind, compare_names
 from pyengine.engine.critical import run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
@@ -148,7 +147,7 @@ def _open_line(
 
 def _adopt_files(session: Session, work: _Work, line: Line) -> None:
     generation = session.claim.generation
-    with commit_lock(session.run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+    with commit_lock(session.run_dir, generation) as held:
         for ring in work.rings.values():
             ring.adopt(held, line.id)
 

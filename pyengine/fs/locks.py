@@ -15,7 +15,7 @@ import os
 import struct
 import time
 
-from pyengine.fs import door, forking
+from pyengine.fs import door, forking, process
 
 _FLOCK = struct.Struct("hhqqi4x")
 _POLL_SECONDS = 0.01
@@ -152,3 +152,36 @@ def is_locked(path: str, byte: int = 0) -> bool:
         return _request(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte) != fcntl.F_UNLCK
     finally:
         door.active.close(fd)
+
+
+def holders(path: str, byte: int = 0) -> list[int]:
+    """Return the ids of the processes that hold a lock on the byte, as far as /proc shows them.
+
+    Looks at the descriptors of all processes that may be looked at. A descriptor that was passed on
+    makes several; none where the file is not there, or the kernel tells of no locks.
+    """
+    try:
+        file = os.stat(path)
+    except OSError:
+        return []
+    return [pid for pid in process.all_pids() if _has_lock(pid, file, byte)]
+
+
+def _has_lock(pid: int, file: os.stat_result, byte: int) -> bool:
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
+                    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as info:
+                        if any(_is_on_byte(line, byte) for line in info):
+                            return True
+    return False
+
+
+def _is_on_byte(line: str, byte: int) -> bool:
+    """Whether a line of fdinfo tells of a lock on the byte:
+    "lock:  1: OFDLCK  ADVISORY  WRITE -1 00:1b:1384703 0 0"."""
+    words = line.split()
+    if len(words) != 9 or words[0] != "lock:" or words[2] != "OFDLCK":
+        return False
+    return int(words[7]) <= byte and (words[8] == "EOF" or byte <= int(words[8]))

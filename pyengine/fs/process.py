@@ -56,6 +56,13 @@ class ProcessIdentity:
         status = read_status(self.pid)
         return status is not None and status.start_ticks == self.start_ticks and not status.is_dead
 
+    def is_frozen(self) -> bool:
+        """Return whether exactly this process can do nothing until somebody wakes it: stopped by a
+        signal or a debugger, or by the freezer of its cgroup. One that a disk keeps waiting is not.
+        """
+        status = read_status(self.pid) if self.is_alive() else None
+        return status is not None and (status.is_stopped or _is_in_frozen_cgroup(self.pid))
+
     def kill(self, *, wait_seconds: float) -> bool:
         """SIGKILL the process and wait for its end; False where it is another one, or stays.
 
@@ -115,8 +122,12 @@ class ProcessStatus:
 
 def read_status(pid: int) -> ProcessStatus | None:
     """Read /proc/<pid>/stat; None where there is no such process."""
+    return _read_stat(f"/proc/{pid}/stat")
+
+
+def _read_stat(path: str) -> ProcessStatus | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(path, "rb") as file:
             text = file.read().decode("ascii", "replace")
     except OSError:
         return None
@@ -131,19 +142,61 @@ def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
-def written_bytes(pid: int) -> int:
-    """Return the bytes that a process has sent to storage; 0 where that cannot be read."""
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
-        for line in file:
-            if line.startswith(b"write_bytes:"):
-                return int(line.split(b":")[1])
-    return 0
+def describe(pid: int) -> str:
+    """Return what a process does, for messages to people: its state and where it waits in the
+    kernel, of the thread that waits for the disk where there is one."""
+    thread, state = str(pid), "?"
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            found = _read_stat(f"/proc/{pid}/task/{entry}/stat")
+            if found is not None and (state == "?" or found.state == "D"):
+                thread, state = entry, found.state
+    place = _first_line(f"/proc/{pid}/task/{thread}/wchan")
+    where = f" in {place}" if place not in ("", "0") else ""
+    return f"in state {state} ({_STATES.get(state, 'unknown')}){where}"
+
+
+_STATES = {
+    "D": "waiting for a disk",
+    "R": "running",
+    "S": "sleeping",
+    "T": "stopped by a signal",
+    "Z": "dead",
+    "t": "stopped by a debugger",
+}
+
+
+def _is_in_frozen_cgroup(pid: int, proc: str = "/proc", mount: str = "/sys/fs/cgroup") -> bool:
+    """Whether the freezer of cgroup v2 holds the process. That of v1 is not looked at: a process
+    in it does not die either before it is thawed."""
+    with contextlib.suppress(OSError):
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8") as file:
+            paths = [line[3:].strip() for line in file if line.startswith("0::")]
+        for path in paths:
+            for root in (mount, f"{mount}/unified"):
+                with contextlib.suppress(OSError), open(f"{root}{path}/cgroup.events") as events:
+                    return "frozen 1" in events.read().splitlines()
+    return False
+
+
+def _first_line(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.readline().strip()
+    return ""
 
 
 def current() -> ProcessIdentity:
     """Return the identity of this process."""
-    pid = os.getpid()
+    found = identify(os.getpid())
+    assert found is not None
+    return found
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of a process that can be seen here; None: there is none."""
     status = read_status(pid)
+    if status is None:
+        return None
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
     return ProcessIdentity(
@@ -151,5 +204,5 @@ def current() -> ProcessIdentity:
         boot_id=boot_id,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         pid=pid,
-        start_ticks=status.start_ticks if status else 0,
+        start_ticks=status.start_ticks,
     )

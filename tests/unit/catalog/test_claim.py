@@ -42,6 +42,14 @@ print("writing", flush=True)
 sys.stdin.readline()
 """
 
+_LOCK = """
+import sys
+from pyengine.fs.locks import OfdLock
+lock = OfdLock.acquire(sys.argv[1] + "/lock", timeout=60)
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
 _CLAIM = """
 import sys
 from pyengine.catalog.claim import claim_run
@@ -231,6 +239,49 @@ def test_writer_that_works_is_not_ended(run_dir, spawn):
     with pytest.raises(RunBusyError, match="drained"):
         claim_run(run_dir, wait_seconds=1)
     assert writer.poll() is None
+
+
+def test_writer_that_a_disk_keeps_waiting_is_not_ended(run_dir, spawn):
+    """It looks idle: no processor time, no bytes. Here it sleeps, as in a delayed fsync."""
+    _own_and_die(run_dir)
+    writer = spawn(_WRITE, run_dir, 1, expect="writing")
+    said = r"drained by the writer.*in state S.*drain_wait="
+    with pytest.raises(RunBusyError, match=said) as told:
+        claim_run(run_dir, wait_seconds=0.3)
+    assert told.value.pid == writer.pid
+    assert writer.poll() is None
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+def test_a_stranger_in_the_commit_lock_is_named_and_nobody_is_ended(run_dir, spawn, takeover):
+    _own_and_die(run_dir)
+    writer = spawn(_WRITE, run_dir, 1, expect="writing")
+    stranger = spawn(_LOCK, run_dir, expect="locked")
+    stranger.send_signal(signal.SIGSTOP)
+    with pytest.raises(RunBusyError, match="no process of the run") as told:
+        claim_run(run_dir, wait_seconds=0.1, takeover=takeover)
+    assert told.value.pid == stranger.pid
+    assert stranger.poll() is None
+    assert writer.poll() is None
+    with (
+        pytest.raises(RunBusyError, match="commit lock") as told,
+        commit_lock(run_dir, 1, timeout=0),
+    ):
+        pytest.fail("entered")
+    assert told.value.pid == stranger.pid
+
+
+def test_a_writer_of_an_older_generation_stopped_in_the_commit_lock_is_ended(run_dir, spawn):
+    _own_and_die(run_dir)
+    older = spawn(_WRITE, run_dir, 1, "inside", expect="writing")
+    open(generation.generation_path(run_dir, 2), "w").close()
+    newer = spawn(_WRITE, run_dir, 2, expect="writing")
+    older.send_signal(signal.SIGSTOP)
+    with pytest.raises(RunBusyError, match="drained") as told:
+        claim_run(run_dir, wait_seconds=0.1)
+    assert older.wait() == -signal.SIGKILL
+    assert told.value.pid == newer.pid
+    assert newer.poll() is None
 
 
 def test_torn_generation_file_stops_nobody(run_dir):

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from pyengine.catalog import commit_lock, quarantine, scan
-from pyengine.catalog.generation import highest_generation
+from pyengine.catalog.claim import highest_generation
 from pyengine.catalog.info import Problem
 from pyengine.errors import DamageError, FormatVersionError, StaleGenerationError
 from pyengine.format import names

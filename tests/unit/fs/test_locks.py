@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pyengine.fs.locks import OfdLock, is_locked
+from pyengine.fs.locks import OfdLock, holders, is_locked
 
 _HOLD = """
 import sys
@@ -161,3 +161,14 @@ def test_descriptor_without_the_lock_is_not_adopted_while_somebody_holds_it(path
         assert OfdLock.adopt(fd, path, 0) is None
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_the_holder_of_a_byte_is_found_and_nobody_else(tmp_path):
+    path = str(tmp_path / "lock")
+    open(path, "w").close()
+    assert holders(path) == []
+    with OfdLock.acquire(path, 1):
+        assert holders(path, 1) == [os.getpid()]
+        assert holders(path, 0) == []
+    assert holders(path, 1) == []
+    assert holders(str(tmp_path / "none")) == []

@@ -75,3 +75,26 @@ def test_state_of_this_process():
 def test_file_system_of_proc_is_named():
     assert filesystem_type("/proc/self") == "proc"
     assert not is_remote("/proc/self")
+
+
+def test_a_process_that_sleeps_is_not_frozen_and_one_that_is_stopped_is(other):
+    child, identity = other
+    assert not identity.is_frozen()
+    assert process.describe(child.pid).startswith("in state ")
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert identity.is_frozen()
+    assert "stopped by a signal" in process.describe(child.pid)
+    assert not dataclasses.replace(identity, start_ticks=1).is_frozen()
+
+
+@pytest.mark.parametrize("mount", ["", "unified"])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_the_freezer_of_a_cgroup_is_seen(tmp_path, mount, frozen):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text("3:freezer:/other\n0::/job/step\n")
+    group = tmp_path / mount / "job" / "step"
+    group.mkdir(parents=True)
+    (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
+    is_frozen = process._is_in_frozen_cgroup(7, proc=str(tmp_path), mount=str(tmp_path))
+    assert is_frozen == bool(frozen)
