@@ -16,7 +16,6 @@ from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
-from pyengine.config import COMMIT_LOCK_SECONDS
 from pyengine.errors import DamageError, NoSpaceError, PyengineError, SnapshotFailedError
 from pyengine.events import logger
 from pyengine.format import names
@@ -35,6 +34,7 @@ def publish_snapshot(
     keep_best: str | None = None,
     visible: Callable[[SnapshotInfo], None] | None = None,
     lines_in_use: Mapping[str, Collection[int]] | None = None,
+    lock: OfdLock | None = None,
 ) -> SnapshotInfo | None:
     """Commit the snapshot that lies, durable but for its manifest, in `staged_dir`.
 
@@ -43,6 +43,9 @@ def publish_snapshot(
     is returned and the staged directory is gone. `visible` is called as soon as the snapshot is
     durable, before pruning, which keeps what `keep_last` and `keep_best` say (see retention).
     Pruning and `latest` only warn. Pool files of other lines go, but for `lines_in_use` by ring.
+
+    `lock` is the commit lock where it was taken already (`try_lock`), and is released; else it is
+    waited for, within a bound: RunBusyError.
 
     Returns at once with the snapshot where a manifest of it is already there (a writer that died
     after committing). Raises StaleGenerationError (nothing was touched), SnapshotFailedError (a
@@ -53,7 +56,7 @@ def publish_snapshot(
     _check_staged(staged_dir, manifest)
     data = manifest.to_bytes()
     trash: list[str] = []
-    with commit_lock(run_dir, manifest.generation) as held:
+    with commit_lock(run_dir, manifest.generation, taken=lock) as held:
         if not begin():
             trash.append(held.trash(staged_dir))
             info = None
@@ -163,7 +166,7 @@ def mend_latest(run_dir: str, generation: int, restored: str) -> None:
     try:
         if not _leads_nowhere(run_dir):
             return
-        with commit_lock(run_dir, generation, timeout=COMMIT_LOCK_SECONDS) as held:
+        with commit_lock(run_dir, generation) as held:
             if _leads_nowhere(run_dir):
                 held.replace_latest(restored)
     except (OSError, PyengineError) as error:

@@ -115,7 +115,7 @@ class Loop:
     def _timeout(self) -> float:
         now = time.monotonic()
         times = [now + _BEAT_SECONDS]
-        for moment in (self._segments.next_retry_at(), self._deadline):
+        for moment in (self._segments.next_retry_at(), self._queue.next_look_at, self._deadline):
             if moment is not None:
                 times.append(moment)
         return max(0.001, min(times) - now)

@@ -18,7 +18,7 @@ from pyengine import config
 from pyengine.catalog import commit, janitor
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.generation import writer_lock
-from pyengine.errors import ClosedError, StaleGenerationError
+from pyengine.errors import ClosedError, RunBusyError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.shm.channel import Channel
@@ -26,6 +26,9 @@ from pyengine.writer.loop import Loop
 from pyengine.writer.session import Session
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
+
+_CLEAR_SECONDS = 1.0
+"""How long a writer waits for the commit lock before it leaves a predecessor's leftovers be."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,10 +129,14 @@ def _work(session: Session, trainer: Trainer) -> int:
 
 
 def _clear_predecessor(session: Session) -> None:
+    """Clear what a predecessor was making. Where the commit lock cannot be had within moments, it
+    stays until a later claim: no name of it is used again."""
     try:
-        with commit_lock(session.run_dir, session.generation) as held:
+        with commit_lock(session.run_dir, session.generation, timeout=_CLEAR_SECONDS) as held:
             trash = janitor.sweep_predecessor(held)
         commit.empty_trash(trash)
+    except RunBusyError as error:
+        session.warn(f"what the writer before this one left stays for now: {error}")
     except StaleGenerationError as error:
         # Each staged snapshot will fail by the same error, which the trainer then sees.
         logger.error("%s", error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.commit_lock import commit_lock, try_lock
 from pyengine.catalog.pool import remove_pool_files
 from pyengine.errors import DamageError, StaleGenerationError
 from pyengine.events import logger
@@ -20,7 +20,6 @@ from pyengine.shm.states import SnapshotState, StagingState
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
 
-_LOCK_SECONDS = 5.0
 _WORTH_FILES = 8
 
 
@@ -34,7 +33,7 @@ class _Window:
 def sweep(session: Session, *, at_least: int = 1) -> int:
     """Unlink aged-out pool files of all rings where there are `at_least` of them; return how many.
 
-    Takes the commit lock; gives up quietly where it cannot be had. Not for worker threads.
+    Takes the commit lock; gives up quietly where it is held. Not for worker threads.
     """
     windows = {name: _read_window(ring) for name, ring in session.rings.items()}
     needed = _needed_by_pending(session)
@@ -114,9 +113,12 @@ def _is_linked(ring: RingView, name: names.PoolName) -> bool:
 
 def _remove(session: Session, ring: RingView, aged: list[str]) -> int:
     try:
-        with commit_lock(session.run_dir, session.generation, timeout=_LOCK_SECONDS) as held:
+        lock = try_lock(session.run_dir)
+        if lock is None:
+            return 0  # a chore: the next sweep comes soon
+        with commit_lock(session.run_dir, session.generation, taken=lock) as held:
             remove_pool_files(held, ring.name, aged)
-    except (TimeoutError, StaleGenerationError, OSError) as error:
+    except (StaleGenerationError, OSError) as error:
         logger.warning("ring %s: aged-out files stay for now: %s", ring.name, error)
         return 0
     return len(aged)

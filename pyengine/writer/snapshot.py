@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import cast
 
 from pyengine import errors
 from pyengine.catalog.commit import (
@@ -29,8 +30,10 @@ from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
 from pyengine.format.names import is_trash, snapshot_name
 from pyengine.fs import durable
+from pyengine.fs.locks import OfdLock
 from pyengine.shm.control import Entry, Outcome
 from pyengine.shm.states import SnapshotState, StagingState
+from pyengine.writer.lock_wait import lock_steps
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
 from pyengine.writer.snapshot_files import SnapshotFiles
@@ -61,6 +64,8 @@ class SnapshotJob:
         self._descriptor = descriptor
         self._started_ns = time.monotonic_ns()
         self.committed: SnapshotInfo | None = None
+        self.waits_for_lock = False
+        """Whether the next step is due soon, event or not."""
         self.name = snapshot_name(
             descriptor.global_step, descriptor.generation, descriptor.sequence
         )
@@ -112,7 +117,7 @@ class SnapshotJob:
             for _ in files.steps(session.stagings[self._entry.index].arena):
                 yield
                 self._check_cancelled()
-            self._publish(directory, files)
+            yield from self._publish(directory, files)
         except BaseException:
             files.abandon()
             self._remove(directory)
@@ -128,24 +133,42 @@ class SnapshotJob:
             trash = [entry for entry in os.listdir(snapshots) if is_trash(entry)]
             empty_trash([os.path.join(snapshots, entry) for entry in trash])
 
-    def _publish(self, directory: str, files: SnapshotFiles) -> None:
+    def _publish(self, directory: str, files: SnapshotFiles) -> Iterator[None]:
         session = self._session
+        manifest = self._manifest(files)
 
         def visible(info: SnapshotInfo) -> None:
             self._settle(info, files.new_bytes)
 
-        info = publish_snapshot(
-            session.run_dir,
-            directory,
-            self._manifest(files),
-            begin=self._begin,
-            keep_last=session.keep_last,
-            keep_best=session.keep_best,
-            visible=visible,
-            lines_in_use={name: ring.lines for name, ring in session.rings.items()},
-        )
+        lock = yield from self._take_lock()
+        with lock:
+            info = publish_snapshot(
+                session.run_dir,
+                directory,
+                manifest,
+                begin=self._begin,
+                keep_last=session.keep_last,
+                keep_best=session.keep_best,
+                visible=visible,
+                lines_in_use={name: ring.lines for name, ring in session.rings.items()},
+                lock=lock,
+            )
         if info is None:
             raise CancelledError
+
+    def _take_lock(self) -> Generator[None, None, OfdLock]:
+        steps = lock_steps(self._session)
+        self.waits_for_lock = True
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as taken:
+                    return cast("OfdLock", taken.value)
+                yield
+                self._check_cancelled()
+        finally:
+            self.waits_for_lock = False
 
     def _begin(self) -> bool:
         return self._entry.move_snapshot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from pyengine.errors import DamageError, SnapshotFailedError
@@ -9,6 +10,7 @@ from pyengine.events import logger
 from pyengine.shm.control import Entry
 from pyengine.shm.states import SnapshotState, StagingState
 from pyengine.writer import pool
+from pyengine.writer.lock_wait import POLL_SECONDS
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
 from pyengine.writer.snapshot import SnapshotJob, error_record
@@ -41,6 +43,12 @@ class SnapshotQueue:
     def is_idle(self) -> bool:
         """Whether no snapshot is under way or staged."""
         return self._job is None and self._next_staged() is None
+
+    @property
+    def next_look_at(self) -> float | None:
+        """The monotonic time at which the snapshot under way is to be stepped, event or not."""
+        is_waiting = self._job is not None and self._job.waits_for_lock
+        return time.monotonic() + POLL_SECONDS if is_waiting else None
 
     def step(self) -> None:
         """Go on until the snapshot under way waits for an event, or none is left."""
