@@ -1,4 +1,5 @@
-"""The files of claims, `generations/<g>`: one JSON line for the owner, one for each writer.
+"""The files of claims, `generations/<g>`: one JSON line for the owner, one for each writer, and one
+for a writer's end (catalog.endings).
 
 Lines are only ever appended, so that nothing is overwritten in place; a torn last line is normal
 after a crash and is skipped. Life is told by the locks on the file, never by what it says.
@@ -81,6 +82,7 @@ def append_party(path: str, role: str) -> None:
         "rank": config.process_rank(),
         "since": utc_timestamp(),
         "pyengine": __version__,
+        **({"records_end": True} if role == "writer" else {}),
     }
     durable.append_line(path, record_bytes(record))
 
@@ -99,7 +101,7 @@ def read_party(run_dir: str, generation: int, role: str) -> Party:
 def read_parties(run_dir: str, generation: int) -> list[tuple[str, Party]]:
     """Return all parties on record with their roles, in order. What is damaged is left out."""
     found = []
-    for record in _read_records(run_dir, generation):
+    for record in read_records(run_dir, generation):
         try:
             identity = ProcessIdentity.from_dict(record)
             party = Party(identity, str(record.get("since")), int(record.get("rank", 0)))
@@ -109,7 +111,8 @@ def read_parties(run_dir: str, generation: int) -> list[tuple[str, Party]]:
     return found
 
 
-def _read_records(run_dir: str, generation: int) -> Iterator[dict[str, Any]]:
+def read_records(run_dir: str, generation: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a generation file that can be read, in order."""
     directory = os.path.join(run_dir, names.GENERATIONS)
     name = names.generation_name(generation)
     try:

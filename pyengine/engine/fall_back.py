@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyengine.catalog import commit, quarantine, scan
+from pyengine.catalog.endings import told_of_losses
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.engine.critical import run_whole
 from pyengine.engine.report import RestoreReport
@@ -89,6 +90,7 @@ class _Search:
             report = self._try(name)
             if report is not None:
                 self._mend_latest(name)
+                self._tell_of_losses(report)
                 return replace(report, notes=(*self._notes, *report.notes))
         raise self._nothing_left()
 
@@ -164,6 +166,14 @@ class _Search:
         if latest is not None and latest not in {*candidates, *moved}:
             text = f"the link `latest` names {latest}, which is gone; another one is restored"
             logger.error("%s: %s", self._run_dir, text)
+            self._notes.append(text)
+
+    def _tell_of_losses(self, report: RestoreReport) -> None:
+        """Say which rows the writers since that snapshot could not bring to disk."""
+        assert report.snapshot is not None
+        first, end = report.snapshot.generation, self._session.claim.generation
+        for text in told_of_losses(self._run_dir, first, end):
+            logger.warning("%s: %s", self._run_dir, text)
             self._notes.append(text)
 
     def _mend_latest(self, restored: str) -> None:

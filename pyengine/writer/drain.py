@@ -42,12 +42,12 @@ def drain_steps(session: Session, workers: Workers) -> Iterator[None]:
     session.undrained.clear()
     for ring in session.rings.values():
         rows = open_rows(ring)
-        if not rows or _is_all_committed(ring):
+        if not rows:
             continue
         for group in spread(ring, rows):
             error = yield from _try_write(session, workers, ring, group)
             if error is not None:
-                session.undrained.add(ring.name)
+                session.undrained[ring.name] = str(error)
                 session.warn(f"ring {ring.name}: open rows could not be persisted: {error}")
 
 
@@ -67,8 +67,11 @@ def _try_write(
 
 
 def open_rows(ring: RingView) -> list[OpenRows]:
-    """Return the published rows of open segments, by lane."""
-    found = []
+    """Return the published rows of open segments, by lane; none where the newest committed snapshot
+    holds all of the ring."""
+    found: list[OpenRows] = []
+    if _is_all_committed(ring):
+        return found
     for slot, key in ring.control.slots_in(SlotState.OPEN):
         segment, lane = divmod(key, ring.control.lanes)
         total = ring.control.total_count(lane)

@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from pyengine import config
+from pyengine.catalog.endings import Loss
 from pyengine.errors import ClosedError
 from pyengine.events import logger
 from pyengine.shm.channel import Message
 from pyengine.writer import pool
-from pyengine.writer.drain import drain_steps, seal_full_segments
+from pyengine.writer.drain import drain_steps, open_rows, seal_full_segments
 from pyengine.writer.ring_view import RingView
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
@@ -65,6 +66,7 @@ class Loop:
         self._is_trainer_dead = False
         self._is_linger_over = False
         self._drain_again = False
+        self._is_drained = False
 
     def run(self) -> bool:
         """Work until the end; whether every sealed segment and staged snapshot was dealt with."""
@@ -86,6 +88,15 @@ class Loop:
                 logger.error("the time to finish is over; leaving unfinished work behind")
                 return False
             self._session.control.writer_heartbeat = time.monotonic_ns()
+
+    def losses(self) -> Iterator[Loss]:
+        """Yield the rows that would be lost by an end now."""
+        yield from self._segments.losses()
+        for ring in self._session.rings.values():
+            why = self._session.undrained.get(ring.name)
+            rows = sum(run.row_count for run in open_rows(ring))
+            if rows and (why is not None or not self._is_drained):
+                yield Loss(ring.name, rows, why or "they were not asked for before the end")
 
     def terminate(self) -> None:
         """What SIGTERM asks for."""
@@ -178,8 +189,10 @@ class Loop:
             # More rows may have come between the drain of a `close` and the trainer's death.
             self._drain_again = False
             self._drain = drain_steps(self._session, self._workers)
-            return next(self._drain, self) is self
-        return True
+            self._is_drained = next(self._drain, self) is self
+        else:
+            self._is_drained = True
+        return self._is_drained
 
     def _has_lingered(self) -> bool:
         """Nothing is left: see for a moment whether the trainer is dying. False: look again.

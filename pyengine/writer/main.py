@@ -12,13 +12,15 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 from pyengine import config
 from pyengine.catalog import commit, janitor
 from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.endings import Loss, record_end
 from pyengine.catalog.generation import writer_lock
-from pyengine.errors import ClosedError, RunBusyError, StaleGenerationError
+from pyengine.errors import ClosedError, PyengineError, RunBusyError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.shm.channel import Channel
@@ -27,6 +29,7 @@ from pyengine.writer.session import Session
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
 
+_RECORD_SECONDS = 5.0
 _CLEAR_SECONDS = 1.0
 """How long a writer waits for the commit lock before it leaves a predecessor's leftovers be."""
 
@@ -117,6 +120,7 @@ def _work(session: Session, trainer: Trainer) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             session.tell("ready", pid=os.getpid())
             complete = loop.run()
+            _record_end(session, list(loop.losses()))
         session.tell("drained", complete=complete)
         logger.info("writer ends, %s", "all done" if complete else "unfinished")
         if not complete:
@@ -126,6 +130,23 @@ def _work(session: Session, trainer: Trainer) -> int:
     trainer.close()
     session.close()
     return 0
+
+
+def _record_end(session: Session, losses: list[Loss]) -> None:
+    """Leave word of what is lost beside the claim. In a thread: a disk that hangs may have caused
+    the loss, and must not keep this process for ever."""
+
+    def record() -> None:
+        try:
+            record_end(session.run_dir, session.generation, losses)
+        except (OSError, PyengineError) as error:
+            logger.error("the end cannot be recorded: %s", error)
+
+    for loss in losses:
+        logger.error("ring %s: up to %d rows are lost: %s", loss.ring, loss.rows, loss.why)
+    thread = threading.Thread(target=record, daemon=True)
+    thread.start()
+    thread.join(_RECORD_SECONDS)
 
 
 def _clear_predecessor(session: Session) -> None:

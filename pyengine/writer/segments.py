@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyengine._native import hashing
+from pyengine.catalog.endings import Loss
 from pyengine.errors import NoSpaceError, PyengineError
 from pyengine.events import logger
 from pyengine.format import names
@@ -45,6 +46,8 @@ are hashed meanwhile. Without this number all would hash together and then write
 _BATCH = 4
 """Files that get their names together, for one fsync of the directory, while more are on their way:
 each of those fsyncs is a journal commit that holds up the others."""
+
+_UNWRITTEN = (SlotState.SEALED, SlotState.PERSISTING, SlotState.WRITTEN)
 
 _ATTEMPTS = 2
 _BACKOFF_SECONDS = (1.0, 30.0)
@@ -121,6 +124,15 @@ class SegmentWriter:
         """Whether sealed segments are in memory alone: their writes failed, or have not begun."""
         rings = self._session.rings.values()
         return any(ring.control.slots_in(SlotState.SEALED) for ring in rings)
+
+    def losses(self) -> Iterator[Loss]:
+        """Yield what would be lost by an end of the writer now: full segments without a file."""
+        for ring in self._session.rings.values():
+            keys = [key for state in _UNWRITTEN for _, key in ring.control.slots_in(state)]
+            failures = [self._failures.get((ring.name, key)) for key in keys]
+            why = next((str(one.error) for one in failures if one), "the time to finish was over")
+            if keys:
+                yield Loss(ring.name, len(keys) * ring.segment_rows, why)
 
     @property
     def rings_in_use(self) -> list[RingView]:

@@ -54,8 +54,8 @@ class Session:
         self.retired: list[RingView] = []
         """Rings that a restore has replaced and that jobs may still use."""
         self.stagings: dict[int, StagingArena] = {}
-        self.undrained: set[str] = set()
-        """Rings whose open rows the drain could not persist."""
+        self.undrained: dict[str, str] = {}
+        """Rings whose open rows the drain could not persist, and why."""
         self.bytes_written = 0
         """Bytes written since the last committed snapshot."""
         self._warned: set[str] = set()

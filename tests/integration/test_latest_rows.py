@@ -48,6 +48,23 @@ def window(end: int) -> list[list[int]]:
     return [list(range(max(0, end - ROWS_PER_LANE), end))] * LANES
 
 
+def test_rows_that_the_disk_did_not_take_are_told(start: Any, token: str, tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    full = {"op": "create", "path": "*-part-*", "nth": 2, "times": 0}  # the first is the snapshot's
+    full |= {"action": "error", "errno": "ENOSPC", "process": "*pyengine.writer*"}
+    plan = Plan(5, snapshots=(3,), wait_for=(3,), kill_self_at=4, faults=(full,))
+    assert start(run, run_dir, plan).join() == -signal.SIGKILL
+    await_writers_end(token)
+    for is_told in (True, True, False):
+        with tracking(run_dir) as (engine, _training):
+            report = engine.restore(replay="latest")
+            told = [note for note in report.notes if "of ring replay to disk" in note]
+            assert len(told) == is_told
+            assert all("No space left" in note for note in told)
+            if engine.generation == 3:  # from this snapshot on what was lost is nobody's
+                engine.snapshot(report.next_step).wait(60)
+
+
 @pytest.mark.parametrize(("snapshot", "end"), [(3, 5), (3, 8), (9, 31), (40, 55), (40, 100)])
 def test_a_dead_trainer_loses_no_row(
     start: Any, token: str, tmp_path: Path, snapshot: int, end: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from trainer_side import WAIT_SECONDS, column, expected, rows_of, trainer_on
 
 import pyengine
 from pyengine.catalog.claim import claim_run
+from pyengine.catalog.endings import told_of_losses
+from pyengine.catalog.generation import read_records
 from pyengine.catalog.run import open_run
 from pyengine.catalog.verify import verify_snapshot
 from pyengine.format import names
@@ -267,3 +270,46 @@ def test_a_writer_without_a_trainer_ends(tmp_path: Path) -> None:
     )
     assert end.returncode != 0
     assert tmp_path.exists()
+
+
+def test_rows_that_a_drain_could_not_save_are_on_record(tmp_path: Path, start: Start) -> None:
+    full = {"path": "*/segments/*", "action": "error", "errno": "ENOSPC"}
+    plan = [{**full, "op": op, "times": 0} for op in ("write", "pwrite")]
+    child, _ = start("ring.add_all(ring.segment_rows + 3)", plan)
+    child.kill()
+    wait_for_drain(tmp_path / "run")
+    sealed, opened = told_of_losses(str(tmp_path / "run"), 1, 2)
+    assert re.search(r"generation 1 .* 32 rows of ring replay .*No space left", sealed)
+    assert re.search(r"generation 1 .* 6 rows of ring replay .*No space left", opened)
+    assert told_of_losses(str(tmp_path / "run"), 2, 3) == []
+
+
+def test_a_writer_that_could_not_even_leave_word_is_told_of(tmp_path: Path, start: Start) -> None:
+    rule = {"op": "write", "path": "*/generations/0001", "action": "error", "errno": "ENOSPC"}
+    child, writer = start("ring.add_all(3)", [{**rule, "nth": 2, "times": 0}])
+    assert told_of_losses(str(tmp_path / "run"), 1, 2) == []  # it is at work
+    child.kill()
+    wait_for_drain(tmp_path / "run")
+    (told,) = told_of_losses(str(tmp_path / "run"), 1, 2)
+    assert f"(pid {writer}) was ended, or the disk was full" in told
+
+
+def test_a_drain_that_saved_all_has_nothing_to_tell(tmp_path: Path, start: Start) -> None:
+    child, _ = start("ring.add_all(100)")
+    child.kill()
+    wait_for_drain(tmp_path / "run")
+    assert told_of_losses(str(tmp_path / "run"), 1, 2) == []
+    records = list(read_records(str(tmp_path / "run"), 1))
+    assert [record["role"] for record in records] == ["owner", "writer", "end"]
+    assert records[-1]["lost"] == []
+
+
+def test_a_killed_writer_is_told_of_until_its_successor_has_drained(tmp_path: Path) -> None:
+    with trainer_on(tmp_path / "run") as trainer:
+        trainer.add_ring(capacity=256).add_all(3)
+        trainer.wait_for("ready")
+        trainer.kill_writer()
+        assert len(told_of_losses(str(trainer.run_dir), 1, 2)) == 1
+        trainer.start_writer()
+        assert trainer.close_writer() == 0
+        assert told_of_losses(str(trainer.run_dir), 1, 2) == []

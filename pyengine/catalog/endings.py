@@ -1,0 +1,79 @@
+"""How the writers of a run ended, on record in `generations/<g>`, for the next restore to tell.
+
+A writer's last line says which rows it could not bring to disk. It is appended to a file that is
+there, and its absence tells too: a writer that was killed, or that a full disk kept from writing
+even this line, has not finished. What was lost concerns nobody any more once a later generation has
+committed a snapshot: only claims since the one that is restored are looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyengine.catalog import scan
+from pyengine.catalog.generation import generation_path, read_records
+from pyengine.format import names
+from pyengine.format.manifest import utc_timestamp
+from pyengine.format.sealed import record_bytes
+from pyengine.fs import durable
+from pyengine.fs.locks import is_locked
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Rows of one ring that were published and are in no file, at most, and why."""
+
+    ring: str
+    rows: int
+    why: str
+
+
+def record_end(run_dir: str, generation: int, losses: Sequence[Loss]) -> None:
+    """Put on record that this process, the generation's writer, ends; durable on return.
+
+    To be called while it holds the writer's byte. Raises NoSpaceError, OSError.
+    """
+    record = {
+        "role": "end",
+        "pid": os.getpid(),
+        "since": utc_timestamp(),
+        "lost": [asdict(loss) for loss in losses],
+    }
+    durable.append_line(generation_path(run_dir, generation), record_bytes(record))
+
+
+def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
+    """Return a line for each loss of the generations `first` to `end` - 1, whose writers are gone.
+
+    Generations that were written before ends were recorded say nothing.
+    """
+    told = []
+    for generation in sorted(scan.claimed_generations(run_dir)):
+        path = generation_path(run_dir, generation)
+        if first <= generation < end and not is_locked(path, names.WRITER_BYTE):
+            told += _told(generation, list(read_records(run_dir, generation)))
+    return told
+
+
+def _told(generation: int, records: list[dict[str, Any]]) -> list[str]:
+    last = None
+    for record in records:
+        if record.get("role") in ("writer", "end"):
+            last = record
+    if last is None or (last["role"] == "writer" and not last.get("records_end")):
+        return []
+    if last["role"] == "writer":
+        return [
+            f"the writer of generation {generation} (pid {last.get('pid')}) was ended, or the disk "
+            "was full, before it had finished: rows that were only in memory then are lost"
+        ]
+    lost = last.get("lost")
+    return [
+        f"the writer of generation {generation} could not bring up to {loss.get('rows')} rows of "
+        f"ring {loss.get('ring')} to disk: they are lost ({loss.get('why')})"
+        for loss in (lost if isinstance(lost, list) else [])
+        if isinstance(loss, dict)
+    ]
