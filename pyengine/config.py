@@ -55,6 +55,10 @@ STOP_GRACE_SECONDS = 30.0
 """How long after a signal that asks a run to end its last snapshot is waited for, in the trainer;
 and how long `pyengine run` gives a trainer before it kills it."""
 
+SAME_REQUEST_SECONDS = 1.0
+"""How long after a signal that asks for the end further ones are the same request: job systems and
+supervisors send one to each process, and some send it twice."""
+
 LIFELINE_VARIABLE = "PYENGINE_LIFELINE"
 """Where `pyengine run` tells a trainer of the memory that they share (pyengine.shm.lifeline)."""
 

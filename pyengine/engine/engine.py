@@ -248,8 +248,9 @@ class SnapshotEngine(Lifetime):
         The first signal makes the next `tick` take a snapshot, wait until it is durable, at most
         `grace` seconds after the signal, and raise StopRequested: a SystemExit with status 128 +
         signal. One that could not be waited for is finished by the writer alone. A second signal
-        goes to the handler that was there before. Under `pyengine run` engines do this unasked,
-        where the script handles neither signal itself.
+        goes to the handler that was there before, unless it comes within a second: then it counts
+        as the first. Under `pyengine run` engines do this unasked, where the script handles
+        neither signal itself.
 
         The block must be entered in the main thread (ConfigError). With several engines in one
         process the one that ticks first ends the program; for the others their newest snapshot

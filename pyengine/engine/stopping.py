@@ -2,7 +2,9 @@
 
 The handler only notes the signal. The next tick takes a snapshot whatever is due, waits until it is
 durable, at most until the grace that began with the signal is over, and raises StopRequested. What
-comes a second time goes to the handler that was there before, as if there were no engine.
+comes later goes to the handler that was there before, as if there were no engine: by that a person
+gets out of a loop that does not tick. What comes within a second of the first is the same request:
+job systems, shells and supervisors each send one to every process.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ class StopSignals:
         self._grace = config.STOP_GRACE_SECONDS if grace is None else grace
         self._former: dict[int, Any] = {}
         self._pid = os.getpid()
-        self._deadline = 0.0
+        self._came = 0.0
         self.number: int | None = None
         """The signal that came, or None."""
 
     @property
     def remaining_seconds(self) -> float:
         """How much of the grace is left, once a signal came."""
-        return max(0.0, self._deadline - time.monotonic())
+        return max(0.0, self._came + self._grace - time.monotonic())
 
     @property
     def is_installed(self) -> bool:
@@ -82,10 +84,13 @@ class StopSignals:
                 signal.signal(number, former if former is not None else signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number is None and os.getpid() == self._pid:
-            self._deadline = time.monotonic() + self._grace
-            self.number = number
-            return
+        if os.getpid() == self._pid:
+            now = time.monotonic()
+            if self.number is None:
+                self._came, self.number = now, number
+                return
+            if now - self._came < config.SAME_REQUEST_SECONDS:
+                return
         former = self._former.get(number, signal.SIG_DFL)
         if callable(former):
             former(number, frame)

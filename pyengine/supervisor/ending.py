@@ -5,8 +5,10 @@
     tell   the whole group gets SIGTERM
     kill   the whole group gets SIGKILL; the writers have groups of their own and drain
 
-A first request asks; a second one tells and leaves 5 s; a third one kills, as does the grace's end.
-A command that hangs is told at once.
+A first request asks, the next one tells and leaves 5 s, one more kills, as does the grace's end. A
+second request, of whoever doubts that the first arrived, must not cost the last snapshot though:
+where a trainer ticks it only says how long that is waited for, and the third one tells. A command
+that hangs is told at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 import time
 from enum import IntEnum
 
+from pyengine.events import logger
 from pyengine.supervisor.command import Command
 from pyengine.supervisor.journal import Journal
 from pyengine.supervisor.settings import Settings
@@ -44,6 +47,7 @@ class Ending:
         self._grace = settings.grace
         self._stuck = settings.stuck
         self._deadline: float | None = None
+        self._is_repeated = False
         self.stage = Stage.NONE
 
     @property
@@ -57,7 +61,7 @@ class Ending:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def ask(self, number: int) -> None:
-        """A signal asks for the end: ask, or go one stage further where it was asked before."""
+        """A signal asks for the end: ask; where it was asked before, go on as the top says."""
         if self.stage == Stage.NONE:
             self.stage = Stage.ASKED
             self._deadline = time.monotonic() + self._grace
@@ -65,10 +69,23 @@ class Ending:
             if not pids:
                 self._command.signal_group(number)
             self._note(number, "the trainers" if pids else "the group", "asked to end")
+        elif self.stage == Stage.ASKED and not self._is_repeated and self._watch.ticks() > 0:
+            self._is_repeated = True
+            self._say_how_long(number)
         elif self.stage == Stage.ASKED:
             self.tell("asked to end again", min(_SECOND_SECONDS, self._grace))
         else:
             self.kill("asked to end once more")
+
+    def _say_how_long(self, number: int) -> None:
+        name, seconds = signal.Signals(number).name, self.remaining_seconds or 0.0
+        logger.warning(
+            "%s again: the next tick saves and ends the run, within %.1f s; a third signal ends it "
+            "now, without a snapshot",
+            name,
+            seconds,
+        )
+        self._journal.note("awaiting", signal=name, seconds=round(seconds, 3))
 
     def tell(self, why: str, seconds: float | None = None) -> None:
         """SIGTERM to the group; SIGKILL follows."""

@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pyengine import config
 from pyengine.events import logger
@@ -29,11 +28,11 @@ from pyengine.supervisor.command import (
     reap_orphans,
 )
 from pyengine.supervisor.ending import Ending, Stage
-from pyengine.supervisor.faults import Death, classify, told
 from pyengine.supervisor.inbox import SignalInbox
 from pyengine.supervisor.journal import Journal
+from pyengine.supervisor.judgement import Hang, Judge, Over, signal_name
 from pyengine.supervisor.liveness import Liveness
-from pyengine.supervisor.restarts import Again, Enough, Restarts, Stall
+from pyengine.supervisor.restarts import Again, Enough
 from pyengine.supervisor.settings import EXIT_CRASH_LOOP, EXIT_STUCK, Settings, Summary
 from pyengine.supervisor.watch import Probe, Watch, is_there, probe
 
@@ -41,25 +40,13 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class _Hang:
-    """What was known of a command when it was ended for doing nothing; `bound` is the option that
-    said when, with its value."""
+class _End:
+    """How it all ended, as Summary says; `step`: the last one that ticked."""
 
-    ticks: int
-    has_trainers: bool
-    bound: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Over:
-    """How one start ended; `hang`: by us, for it did nothing."""
-
-    death: Death
-    hang: _Hang | None
-    seconds: float
-    report: dict[str, Any] | None
-    step: int | None
-    runs: dict[str, int]
+    result: str
+    reason: str
+    exit_status: int
+    step: int | None = None
 
 
 class Supervisor:
@@ -72,19 +59,18 @@ class Supervisor:
         self._settings = settings
         self._targets = targets
         self._journal = Journal(settings.log)
-        self._restarts = Restarts(settings)
-        self._faults: dict[str, int] = {}
+        self._judge = Judge(settings, self._journal)
         self._runs: list[str] = []
         self._stop: int | None = None
-        self._newest: dict[str, tuple[int, int, str]] = {}
         self._began = time.monotonic()
 
     def run(self) -> Summary:
         """Supervise until the end, in the main thread; return how it ended."""
         become_subreaper()
         with SignalInbox(*_STOPS, signal.SIGCHLD) as inbox:
-            summary = self._run(inbox)
+            end = self._run(inbox)
             self._await_writers(inbox)
+        summary = self._summary(end)
         self._journal.note(
             "ended",
             result=summary.result,
@@ -95,8 +81,8 @@ class Supervisor:
         )
         return summary
 
-    def _run(self, inbox: SignalInbox) -> Summary:
-        self._newest = self._probe().newest
+    def _run(self, inbox: SignalInbox) -> _End:
+        self._judge.look(self._probe())
         while True:
             self._journal.start += 1
             with contextlib.closing(Watch()) as watch:
@@ -104,18 +90,18 @@ class Supervisor:
                     command = self._start(watch)
                 except OSError as error:
                     status = 127 if isinstance(error, FileNotFoundError) else 126
-                    return self._summary("not started", str(error), status)
+                    return _End("not started", str(error), status)
                 over = self._see_through(inbox, command, watch)
             if over is None:
                 reason = "SIGKILL was sent, and the command is still there: it waits in the kernel"
-                return self._summary("stuck", reason, EXIT_STUCK)
+                return _End("stuck", reason, EXIT_STUCK)
             if self._stop is not None or (over.death.exit_status == 0 and over.hang is None):
                 return self._end_well(over)
-            decision = self._judge(over)
+            decision = self._judge.died(over, self._probe())
             if isinstance(decision, Enough):
                 is_loop = decision.result == "crash loop"
                 status = EXIT_CRASH_LOOP if is_loop else over.death.exit_status
-                return self._summary(decision.result, decision.reason, status)
+                return _End(decision.result, decision.reason, status)
             if not self._pause(inbox, decision):
                 return self._end_well(over)
 
@@ -130,7 +116,7 @@ class Supervisor:
         self._journal.note("started", pid=command.pid, command=words)
         return command
 
-    def _see_through(self, inbox: SignalInbox, command: Command, watch: Watch) -> _Over | None:
+    def _see_through(self, inbox: SignalInbox, command: Command, watch: Watch) -> Over | None:
         """Watch a command to its end and clear up after it; None: it cannot be ended."""
         began = time.monotonic()
         ending = Ending(command, watch, self._journal, self._settings)
@@ -144,11 +130,11 @@ class Supervisor:
         if left:
             self._journal.note("cleared", pids=left)
         report, step = watch.last_word()
-        return _Over(death, hang, time.monotonic() - began, report, step, runs)
+        return Over(death, hang, time.monotonic() - began, report, step, runs)
 
     def _attend(
         self, inbox: SignalInbox, command: Command, watch: Watch, ending: Ending
-    ) -> _Hang | None:
+    ) -> Hang | None:
         """Watch until the command has ended, or cannot be; return how it hung, if it did."""
         settings = self._settings
         liveness = Liveness(time.monotonic(), settings.start_bound, settings.hang_timeout)
@@ -169,7 +155,7 @@ class Supervisor:
                 self._learn(watch.runs())
         return hang
 
-    def _note_hang(self, silent_seconds: float, ticks: int, trainers: int) -> _Hang:
+    def _note_hang(self, silent_seconds: float, ticks: int, trainers: int) -> Hang:
         settings = self._settings
         option, seconds = ("--hang-timeout", settings.hang_timeout)
         if ticks == 0:
@@ -185,7 +171,7 @@ class Supervisor:
             bound,
             "" if trainers else "; no engine has reported, so only output was seen",
         )
-        return _Hang(ticks, trainers > 0, bound)
+        return Hang(ticks, trainers > 0, bound)
 
     def _signals(self, inbox: SignalInbox, command_pid: int) -> list[int]:
         """Take in signals; return those that ask for the end, in the form the command gets."""
@@ -201,63 +187,6 @@ class Supervisor:
                 asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
         return asked
 
-    def _judge(self, over: _Over) -> Again | Enough:
-        """Class a death, note it, and decide what is done about it."""
-        found = self._probe()
-        fault = classify(
-            over.death,
-            over.report,
-            is_hung=over.hang is not None,
-            is_reachable=found.unreachable is None,
-        )
-        words = told(over.death, fault, over.report)
-        has_new = any(
-            self._is_new(run, newest, over.runs.get(run)) for run, newest in found.newest.items()
-        )
-        self._newest = {**self._newest, **found.newest}
-        self._faults[fault] = self._faults.get(fault, 0) + 1
-        self._journal.note(
-            "died",
-            fault=fault,
-            exit_status=over.death.status,
-            signal=None if over.death.signal is None else _name(over.death.signal),
-            seconds=round(over.seconds, 3),
-            step=over.step,
-            error=over.report if over.death.signal is None else None,
-            unreachable=found.unreachable,
-            newest_snapshot=self._newest_text(),
-            has_new_snapshot=has_new,
-        )
-        hang = over.hang
-        # Of trainers that report to nobody, what they saved is all that is known.
-        is_stall = hang is not None and (hang.ticks < 2 if hang.has_trainers else not has_new)
-        stall = Stall(hang.ticks, hang.bound) if hang is not None and is_stall else None
-        decision = self._restarts.died(
-            time.monotonic(), words, has_new_snapshot=has_new, stall=stall
-        )
-        if isinstance(decision, Again):
-            logger.warning(
-                "the command died after %.1f s, %s; restart %d in %.1f s",
-                over.seconds,
-                words,
-                self._restarts.count,
-                decision.pause_seconds,
-            )
-            self._journal.note(
-                "restarting",
-                pause_seconds=round(decision.pause_seconds, 3),
-                deaths_in_vain=decision.in_vain,
-            )
-        return decision
-
-    def _is_new(self, run: str, newest: tuple[int, int, str], generation: int | None) -> bool:
-        """Whether a run's newest snapshot was not there at the death before; of a run that was not
-        known then, whether this start has made it."""
-        known = self._newest.get(run)
-        if known is not None:
-            return newest > known
-        return generation is not None and newest[0] >= generation
-
     def _pause(self, inbox: SignalInbox, decision: Again) -> bool:
         """Wait before a restart; False where a signal asks for the end meanwhile."""
         deadline = time.monotonic() + decision.pause_seconds
@@ -266,27 +195,31 @@ class Supervisor:
             self._signals(inbox, 0)
         return self._stop is None
 
-    def _end_well(self, over: _Over) -> Summary:
-        death = over.death
-        result = "finished" if self._stop is None else "stopped"
-        reason = f"the command ended, {death}"
-        if self._stop is not None:
-            reason = f"{_name(self._stop)} asked for the end; {reason}"
-        self._newest = {**self._newest, **self._probe().newest}
-        return self._summary(result, reason, death.exit_status)
+    def _end_well(self, over: Over) -> _End:
+        reason = f"the command ended, {over.death}"
+        if self._stop is None:
+            return _End("finished", reason, over.death.exit_status)
+        reason = f"{signal_name(self._stop)} asked for the end; {reason}"
+        return _End("stopped", reason, over.death.exit_status, over.step)
 
-    def _summary(self, result: str, reason: str, exit_status: int) -> Summary:
-        level = logger.info if result in ("finished", "stopped") else logger.error
-        level("%s: %s", result, reason)
+    def _summary(self, end: _End) -> Summary:
+        """Tell how it ended, once the writers have done what they could."""
+        self._judge.look(self._probe())
+        reason = end.reason
+        missing = self._judge.unsaved(end.step) if end.result == "stopped" else None
+        if missing is not None:
+            reason += f"; {missing}"
+        level = logger.info if end.result in ("finished", "stopped") else logger.error
+        (level if missing is None else logger.warning)("%s: %s", end.result, reason)
         return Summary(
-            result=result,
+            result=end.result,
             reason=reason,
-            exit_status=exit_status,
-            restarts=self._restarts.count,
-            faults=dict(self._faults),
+            exit_status=end.exit_status,
+            restarts=self._judge.restarts,
+            faults=dict(self._judge.faults),
             seconds=round(time.monotonic() - self._began, 3),
             runs=tuple(self._runs),
-            newest_snapshot=self._newest_text(),
+            newest_snapshot=self._judge.newest,
             log=self._journal.path,
         )
 
@@ -302,10 +235,6 @@ class Supervisor:
             self._learn([os.path.realpath(given)])
         return probe(self._runs)
 
-    def _newest_text(self) -> str | None:
-        newest = max(self._newest.values(), default=None)
-        return newest[2] if newest else None
-
     def _await_writers(self, inbox: SignalInbox) -> None:
         """Give the writers of dead trainers their time; a further signal ends the wait."""
         writers = draining_writers()
@@ -317,10 +246,6 @@ class Supervisor:
             if self._signals(inbox, 0):
                 return
         reap_orphans(0)
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def _wait(fds: list[int], seconds: float) -> None:

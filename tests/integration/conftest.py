@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from processes import forkserver, start, token
 from program import tracking
+from supervision import supervise
 
-__all__ = ["forkserver", "start", "token"]
+__all__ = ["forkserver", "start", "supervise", "token"]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 
 import pyengine
+from pyengine import config
 
 STEPS = 8
 
@@ -84,10 +85,20 @@ def forever(step: int) -> None:
     threading.Event().wait(0.02)
 
 
+def wait_for_word(step: int) -> None:
+    """Between two ticks, wait until somebody makes the marker."""
+    while step >= 2 and not os.path.exists(marker):
+        threading.Event().wait(0.02)
+
+
 def deaf(step: int) -> None:
-    """Stop ticking after a while, whatever comes."""
+    """Stop ticking after a while, whatever comes; say when a signal is no longer the same one."""
     if step == 2:
         print("deaf", flush=True)
+        while not engine.stop_requested:
+            threading.Event().wait(0.02)
+        threading.Event().wait(config.SAME_REQUEST_SECONDS)
+        print("still deaf", flush=True)
         while True:
             threading.Event().wait(1.0)
 
@@ -104,7 +115,7 @@ if __name__ == "__main__":
     run_dir, mode = sys.argv[1:3]
     marker = run_dir + ".marker"
     is_quiet = mode in ("tick_silently", "tick_on_quietly")
-    steps = 10**9 if mode in ("forever", "tick_on_quietly") else STEPS
+    steps = 10**9 if mode in ("forever", "tick_on_quietly", "wait_for_word") else STEPS
     counters = {"steps": 0}
     engine = pyengine.SnapshotEngine(run_dir)
     engine.track(counters=counters)

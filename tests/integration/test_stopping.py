@@ -1,4 +1,4 @@
-"""A signal ends a run in one committed snapshot where the script ticks; a second one at once."""
+"""A signal ends a run in one committed snapshot where the script ticks; a later one at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from processes import await_writers_end, committed
 from program import tracking
 
 import pyengine
+from pyengine import config
 from pyengine.errors import ConfigError, SnapshotBusyError, StopRequested
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
 def train_until_stopped(
@@ -45,8 +48,24 @@ def wait_without_tick(send: Any, run_dir: str) -> None:
             send(("training",))
             while not engine.stop_requested:
                 waker.wait(0.05)
+            # Until further signals are no longer the same request.
+            waker.wait(config.SAME_REQUEST_SECONDS)
             send(("asked",))
             waker.wait(60)
+
+
+def stop_after_storm(send: Any, run_dir: str, numbers: tuple[int, ...]) -> None:
+    """Get signals at once, as one process of a job that is ended; tick, and tell the outcome."""
+    with tracking(run_dir) as (engine, training):
+        engine.restore()
+        with engine.stopping_on_signals():
+            training.step(0)
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            try:
+                engine.tick(0)
+            except StopRequested as stop:
+                send(("stopped", stop.signal, stop.info and stop.info.name))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -68,7 +87,19 @@ def test_one_signal_ends_the_run_in_a_committed_snapshot_of_the_last_tick(
         assert (report.next_step, training.digest()) == (step + 1, digest)
 
 
-def test_a_second_signal_goes_to_the_handler_that_was_there_before(
+@pytest.mark.parametrize("pair", [(TERM, TERM), (INT, INT), (TERM, INT), (INT, TERM)])
+def test_signals_that_come_at_once_are_one_request(
+    start: Any, token: str, tmp_path: Path, pair: tuple[int, ...]
+) -> None:
+    run_dir = str(tmp_path / "run")
+    child = start(stop_after_storm, run_dir, (*pair, *pair))
+    _, number, name = child.receive("stopped")
+    assert (number, child.join()) == (pair[0], 0)
+    assert committed(run_dir) == [name]
+    await_writers_end(token)
+
+
+def test_a_later_signal_goes_to_the_handler_that_was_there_before(
     start: Any, tmp_path: Path
 ) -> None:
     child = start(wait_without_tick, str(tmp_path / "run"))
@@ -79,7 +110,7 @@ def test_a_second_signal_goes_to_the_handler_that_was_there_before(
     assert child.join() == -signal.SIGTERM
 
 
-def test_a_second_ctrl_c_is_a_keyboard_interrupt(start: Any, tmp_path: Path) -> None:
+def test_a_later_ctrl_c_is_a_keyboard_interrupt(start: Any, tmp_path: Path) -> None:
     child = start(wait_without_tick, str(tmp_path / "run"))
     child.receive("training")
     child.signal(signal.SIGINT)
