@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 
 from pyengine import config
-from pyengine.catalog import commit, janitor, scan
+from pyengine.catalog import commit, janitor, scan, trust
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import (
     append_party,
@@ -159,26 +158,9 @@ def _prepare(run_dir: str) -> None:
     for name in ("", *names.RUN_DIRECTORIES):
         path = os.path.join(run_dir, name).rstrip("/")
         durable.make_directory(path)
-        _check_safe(path)
+        trust.check_directory(path)
     with contextlib.suppress(FileExistsError):
         durable.make_empty_file(os.path.join(run_dir, names.LOCK))
-
-
-def _check_safe(path: str) -> None:
-    """Refuse a directory in which others may put files under a run's names."""
-    status = os.stat(path)
-    if status.st_uid != os.geteuid():
-        raise RunDirectoryError(
-            f"{path} belongs to user {status.st_uid}, and this process runs as {os.geteuid()}: "
-            "that user could replace files of the run. Choose a directory of your own, or chown it",
-            path=path,
-        )
-    if status.st_mode & stat.S_IWOTH:
-        raise RunDirectoryError(
-            f"{path} can be written by everybody (mode {stat.S_IMODE(status.st_mode):o}): anybody "
-            f"could replace files of the run. chmod o-w {path}",
-            path=path,
-        )
 
 
 def _check_rank(run_dir: str) -> None:

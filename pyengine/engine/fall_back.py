@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyengine.catalog import commit, quarantine, scan
+from pyengine.catalog import commit, quarantine, scan, trust
 from pyengine.catalog.endings import told_of_losses
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.engine.critical import run_whole
@@ -84,6 +84,7 @@ class _Search:
         for text in scan.told_of_deaths(self._run_dir, candidates):
             logger.error("%s: %s", self._run_dir, text)
             self._notes.append(text)
+        trust.check_pool(self._run_dir, with_files=self._options.replay == "latest")
         self._look_for_lost(candidates)
         self._damaged = quarantine.damaged_files(self._run_dir)
         for name in candidates:
@@ -96,6 +97,7 @@ class _Search:
 
     def _try(self, name: str) -> RestoreReport | None:
         """Restore one snapshot; None: it is damaged, or shares a damaged file."""
+        trust.check_snapshot(self._run_dir, name)
         try:
             info = scan.read_snapshot(self._run_dir, name)
         except DamageError as error:

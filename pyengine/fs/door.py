@@ -19,13 +19,18 @@ from pyengine import config
 Buffer = bytes | bytearray | memoryview
 """What can be written without a copy: anything else with the buffer protocol, as a memoryview."""
 
+FILE_MODE = 0o644
+"""Of files that are made, less the umask: nobody else may ever write what a restore reads."""
+
 _FICLONE = 0x40049409
 
 
 class Door:
     """The system calls themselves. Safe to use from any thread; blocks as the calls do."""
 
-    def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    def open(
+        self, path: str, flags: int, mode: int = FILE_MODE, *, dir_fd: int | None = None
+    ) -> int:
         """Open `path` close-on-exec and return the descriptor, which the caller closes."""
         return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
 

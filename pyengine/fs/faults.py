@@ -39,7 +39,7 @@ from typing import TypeVar
 
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import ConfigError
-from pyengine.fs.door import Buffer, Door
+from pyengine.fs.door import FILE_MODE, Buffer, Door
 
 T = TypeVar("T")
 
@@ -153,7 +153,9 @@ class ObservedDoor(Door, ABC):
         """Make a write, of which `write(begin, end)` does a part."""
         self._around(op, paths, lambda: write(0, len(view)))
 
-    def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    def open(
+        self, path: str, flags: int, mode: int = FILE_MODE, *, dir_fd: int | None = None
+    ) -> int:
         paths = (_path_at(path, dir_fd),)
         op = "create" if flags & os.O_CREAT else "open"
         return self._around(op, paths, lambda: Door.open(self, path, flags, mode, dir_fd=dir_fd))

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgpack
 
-from pyengine.fs.door import Buffer, Door
+from pyengine.fs.door import FILE_MODE, Buffer, Door
 
 
 class JournalDoor(Door):
@@ -53,7 +53,9 @@ class JournalDoor(Door):
     def _note(self, op: str, **facts: Any) -> None:
         Door.write(self, self._fd, msgpack.packb({"op": op, "pid": os.getpid(), **facts}))
 
-    def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    def open(
+        self, path: str, flags: int, mode: int = FILE_MODE, *, dir_fd: int | None = None
+    ) -> int:
         if not flags & os.O_CREAT:
             return super().open(path, flags, mode, dir_fd=dir_fd)
         with self._alone():

@@ -23,6 +23,7 @@ from pyengine.catalog.generation import writer_lock
 from pyengine.errors import ClosedError, PyengineError, RunBusyError, StaleGenerationError
 from pyengine.events import logger
 from pyengine.format import names
+from pyengine.fs.door import FILE_MODE
 from pyengine.shm.channel import Channel
 from pyengine.writer.loop import Loop
 from pyengine.writer.session import Session
@@ -99,6 +100,8 @@ def _log_to(session: Session) -> None:
     path = os.path.join(session.run_dir, names.GENERATIONS, name)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
+    # Made here, so that no umask lets everybody write it.
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logger.addHandler(handler)
