@@ -23,6 +23,8 @@ from chaos_faults import KINDS, Fault
 from chaos_scene import GivenUpError, Scene, disk
 from numpy.typing import NDArray
 
+from pyengine.supervisor.journal import read_events
+
 TRAINER = Path(__file__).with_name("chaos_trainer.py")
 NEEDS_DISK = "fill disk"
 _LAST_WAIT_SECONDS = 600.0
@@ -191,7 +193,4 @@ def _options(values: dict[str, Any]) -> list[str]:
 
 def _deaths(path: Path) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == "died":
-                yield event
+        yield from (event for event in read_events(str(path)) if event["event"] == "died")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 from processes import marked_processes
+
+from pyengine.supervisor.journal import read_events
 
 TRAINER = str(Path(__file__).with_name("supervised_trainer.py"))
 QUICK = ("--backoff", "0.05")
@@ -49,8 +50,7 @@ def trainer(run_dir: Path, mode: str) -> list[str]:
 
 
 def events(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    with open(run_dir / "supervisor.jsonl") as file:
-        found = [json.loads(line) for line in file]
+    found = read_events(str(run_dir / "supervisor.jsonl"))
     return [event for event in found if kind in (None, event["event"])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ import threading
 
 import pytest
 
+from pyengine.fs import door
+from pyengine.fs.door import Door
 from pyengine.fs.process import read_status
 from pyengine.supervisor import journal as journal_module
 from pyengine.supervisor.bounded import call_within
 from pyengine.supervisor.command import Command
 from pyengine.supervisor.inbox import SignalInbox
-from pyengine.supervisor.journal import Journal
+from pyengine.supervisor.journal import Journal, read_events
 from pyengine.supervisor.relay import Relay
 from pyengine.supervisor.watch import probe
 
@@ -66,11 +69,77 @@ def test_a_log_that_cannot_be_written_is_told_once_and_kept_for_later(tmp_path, 
 
 def test_a_log_on_a_disk_that_does_not_answer_does_not_stop_anything(tmp_path, monkeypatch):
     free = threading.Event()
-    monkeypatch.setattr(journal_module, "_append", lambda path, data: free.wait(30))
+    written = threading.Event()
+
+    class SlowDoor(Door):
+        def write(self, fd, data):
+            free.wait(30)
+            super().write(fd, data)
+
+        def close(self, fd):
+            super().close(fd)
+            if free.is_set():
+                written.set()
+
+    monkeypatch.setattr(door, "active", SlowDoor())
     monkeypatch.setattr(journal_module, "_WRITE_SECONDS", 0.05)
-    journal = Journal(str(tmp_path / "log"))
+    path = tmp_path / "log"
+    journal = Journal(str(path))
     journal.note("one")
+    journal.note("two")
     free.set()
+    assert written.wait(30)
+    monkeypatch.undo()
+    journal.note("three")
+    assert [event["event"] for event in _events(path)] == ["one", "two", "three"]
+
+
+def _cut_writes(monkeypatch, parts):
+    """Have writes end in ENOSPC after so many bytes each; after the last all goes well."""
+    left = list(parts)
+
+    class FullDoor(Door):
+        def write(self, fd, data):
+            if left:
+                super().write(fd, bytes(data)[: left.pop(0)])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(fd, data)
+
+    monkeypatch.setattr(door, "active", FullDoor())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1, -2])
+def test_a_torn_line_is_written_again_whole_on_a_line_of_its_own(tmp_path, monkeypatch, kept):
+    path = str(tmp_path / "log")
+    journal = Journal(path)
+    journal.note("before")
+    _cut_writes(monkeypatch, [kept])
+    for event in ("torn", "second", "third"):
+        journal.note(event)
+    whole = [event["event"] for event in read_events(path)]
+    assert whole == ["before", "torn", "second", "third"]
+    with open(path) as file:
+        lines = file.read().splitlines()
+    assert len(lines) - len(whole) == (kept not in (0, -1)), (
+        "one torn line, and nothing joined to it"
+    )
+
+
+def test_a_line_that_a_death_has_torn_swallows_nothing(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b'{"event": "whole"}\n{"event": "to')
+    Journal(str(path)).note("next")
+    assert [event["event"] for event in read_events(str(path))] == ["whole", "next"]
+
+
+def test_a_log_may_be_a_pipe(tmp_path):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    journal = Journal(path)
+    journal.note("one")
+    assert json.loads(os.read(reader, 4096))["event"] == "one"
+    os.close(reader)
 
 
 def test_signals_come_as_values_in_order():
