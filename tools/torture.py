@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from crash import power_loss  # the tests are no part of the package
+from crash import lives, mending, power_loss  # the tests are no part of the package
 from crash.faulty_lives import Case, Stage, error_cases, kill_cases
 from crash.lives import STEPS
 from crash.loop_disk import KINDS, LoopDisk, cut_power, why_not
@@ -41,6 +41,9 @@ import pyengine
 
 STATES = 100_000
 STATES_PER_JOURNAL = 5_000
+MENDING_EVERY = 4
+"""One journal in so many, by its seed, is of a run that is mended, branched and cleared."""
+
 KILLS = 1_600
 ERRORS = 1_602
 CUTS = 150
@@ -145,7 +148,8 @@ def _power(options: argparse.Namespace, result: Result, advance: Advance) -> Non
     while result.tried < options.states:
         path = _journal_path(options, seed)
         with tempfile.TemporaryDirectory(dir=power_loss.MEMORY) as directory:
-            power_loss.record(seed, directory).save(path)
+            scenario = mending.play if seed % MENDING_EVERY == 0 else lives.play
+            power_loss.record(seed, directory, scenario).save(path)
         count = min(STATES_PER_JOURNAL, options.states - result.tried)
         sweeps = [
             partial(_power_part, path, count, worker, options.workers)

@@ -84,7 +84,8 @@ class CommitLock:
         durable.replace_file(parents[1], file, data, temporary=temporary)
         target = os.path.join(parents[1], name)
         durable.rename(os.path.join(parents[0], snapshot), target)
-        for parent in parents:
+        # Where it went first: a power cut may leave it under both names, never under none.
+        for parent in reversed(parents):
             durable.fsync_directory(parent)
         return target
 

@@ -8,8 +8,9 @@ everything else any part may be there or not:
     names     each create, rename, link, unlink, mkdir, rmdir absent or there, in any combination
 
 A rename within a directory is one change: the file has the old name or the new one, as on ext4,
-xfs and btrfs. Their journals keep more order than this model does, so that every state they leave
-is among those it gives. No call of the engine moves a name between directories.
+xfs and btrfs. One between directories is two changes, of which either may be there without the
+other: each waits for the fsync of its own directory. Their journals keep more order than this model
+does, so that every state they leave is among those it gives.
 """
 
 from __future__ import annotations
@@ -166,8 +167,12 @@ class Disk:
     def _rename(self, note: dict[str, Any]) -> None:
         directory, name = self._place(note["path"])
         into, target = self._place(note["target"])
-        assert into is directory, f"{note['path']} was moved between directories"
-        self._change(directory, name, target, directory.names[name])
+        node = directory.names[name]
+        if into is directory:
+            self._change(directory, name, target, node)
+        else:
+            self._change(into, come=target, node=node)
+            self._change(directory, gone=name)
 
     def _file(self, note: dict[str, Any]) -> File:
         node = self._inodes[tuple(note["inode"])]

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyengine
@@ -120,10 +121,7 @@ class _Watch:
 
 def live(run_dir: str, log: Log, seed: int, life: Life, plan: Faults = Faults()) -> None:
     """Run one life in this process, which is one of its own. Never raises what has a type."""
-    if plan.trainer:
-        door.active = faults.door_of(json.dumps(plan.trainer))
-    if plan.writer:
-        os.environ["PYENGINE_FAULT_PLAN"] = json.dumps(plan.writer)
+    arm(plan)
     watch = _Watch(log)
     logger.handlers[:] = [_Words(log)]
     logger.setLevel(logging.WARNING)
@@ -152,6 +150,21 @@ def live(run_dir: str, log: Log, seed: int, life: Life, plan: Faults = Faults())
     for pending in started:
         log.note(event="fate", name=pending.name, state=pending.state.name)
     training.close()
+
+
+def arm(plan: Faults) -> None:
+    """Have this process, and the writers it starts, follow a plan."""
+    if plan.trainer:
+        door.active = faults.door_of(json.dumps(plan.trainer))
+    if plan.writer:
+        os.environ["PYENGINE_FAULT_PLAN"] = json.dumps(plan.writer)
+
+
+def play(root: str, log: Log, seed: int, plan: Faults) -> None:
+    """Run all lives of the scenario in `root`/run; every process follows the plan."""
+    for life in LIVES:
+        code = in_child(partial(live, f"{root}/run", log, seed, life, plan))
+        assert code == (-signal.SIGKILL if life.end == "kill" else 0), log.read()
 
 
 class _Words(logging.Handler):
@@ -194,17 +207,22 @@ def note_restored(log: Log, report: Any, training: Training, seed: int) -> None:
 def go_on(run_dir: str, log: Log, seed: int, *, snapshots: int = 2) -> None:
     """Restore, take further snapshots, close; restore once more. Notes what came back."""
     for more in (snapshots, 0):
-        training = Training(seed)
-        with pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine:
-            training.track(engine)
-            report = engine.restore()
-            note_restored(log, report, training, seed)
-            for step in range(report.next_step, report.next_step + more):
-                training.step(step)
-                info = engine.snapshot(step).wait(WAIT_SECONDS)
-                log.note(event="durable", name=info.name)
-        training.close()
+        go_on_once(run_dir, log, seed, snapshots=more)
     log.note(event="whole")
+
+
+def go_on_once(run_dir: str, log: Log, seed: int, *, snapshots: int) -> None:
+    """Restore, take so many snapshots, one a step, close. Notes what came back."""
+    training = Training(seed)
+    with pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine:
+        training.track(engine)
+        report = engine.restore()
+        note_restored(log, report, training, seed)
+        for step in range(report.next_step, report.next_step + snapshots):
+            training.step(step)
+            info = engine.snapshot(step).wait(WAIT_SECONDS)
+            log.note(event="durable", name=info.name)
+    training.close()
 
 
 def in_child(function: Callable[[], None], *, timeout: float = 100.0) -> int:

@@ -8,9 +8,8 @@ import random
 import shutil
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,8 +17,8 @@ import msgpack
 import xxhash
 
 from crash.disk import CORNERS, SAMPLED, Disk, Entry
-from crash.lives import LIVES, Faults, Log, in_child, live
-from crash.oracle import go_on_here, order_of, restore_here
+from crash.lives import Faults, Log, play
+from crash.oracle import Promise, go_on_here, restore_here
 from pyengine.fs.durable import remove_tree
 
 MEMORY = "/dev/shm"
@@ -49,8 +48,12 @@ class Journal:
             return cls(**msgpack.unpack(file))
 
 
-def record(seed: int, directory: str) -> Journal:
-    """Run all lives of the scenario once in `directory`, and return the journal of it.
+Scenario = Callable[[str, Log, int, Faults], None]
+"""Plays below a root, noting in a log, by a seed, with all processes following a plan."""
+
+
+def record(seed: int, directory: str, scenario: Scenario = play) -> Journal:
+    """Run a scenario once in `directory`, and return the journal of it.
 
     Line ids and the order of threads differ from time to time: who wants to replay a state exactly
     keeps the journal.
@@ -60,10 +63,7 @@ def record(seed: int, directory: str) -> Journal:
     os.mkdir(root)
     rule = ({"op": "changes", "action": "journal", "file": path},)
     log = Log(os.path.join(directory, "log"))
-    plan = Faults(trainer=rule, writer=rule, every_writer=True)
-    for life in LIVES:
-        code = in_child(partial(live, f"{root}/run", log, seed, life, plan))
-        assert code == (-signal.SIGKILL if life.end == "kill" else 0), log.read()
+    scenario(root, log, seed, Faults(trainer=rule, writer=rule, every_writer=True))
     assert not [fact for fact in log.read() if fact["event"] == "error"], log.read()
     with open(path, "rb") as file:
         notes = list(msgpack.Unpacker(file, raw=False, max_buffer_size=1 << 30))
@@ -171,36 +171,35 @@ def sweep(
     cuts = sum(note["op"] != "mark" for note in journal.notes)
     every = max(1, cuts * len(CORNERS) // count)
     with Layout() as layout:
-        for cut, disk, floor in _cuts(journal):
+        for cut, disk, promise in _cuts(journal):
             if only is not None:
                 if cut == only[0]:
                     state = state_at(disk, journal.seed, *only)
-                    _try(tally, layout, journal, only, state, floor, whole=True)
+                    _try(tally, layout, journal, only, state, promise, whole=True)
             elif cut % every == 0 and cut // every % workers == worker:
                 # Cuts differ in how much is pending: what one has too few of, the next ones get.
                 left = (count // workers) - tally.tried
                 share = -(-left * every * workers // max(1, cuts - cut + 1))
                 share = max(len(CORNERS), share)
-                _try_cut(tally, layout, journal, cut, disk, floor, seen, share)
+                _try_cut(tally, layout, journal, cut, disk, promise, seen, share)
         changed = layout.check_untouched()
     if changed:
         tally.wrong.append((f"{journal.seed}/*", f"{len(changed)} files were written into"))
     return tally
 
 
-def _cuts(journal: Journal) -> Iterator[tuple[int, Disk, str | None]]:
-    """Yield (number, disk, newest durable snapshot) after each call."""
+def _cuts(journal: Journal) -> Iterator[tuple[int, Disk, Promise]]:
+    """Yield (number, disk, what must be there) after each call."""
     disk = Disk(journal.root)
-    floor: str | None = None
+    promise = Promise()
     cut = 0
     for note in journal.notes:
         if note["op"] == "mark":
-            if note.get("event") == "durable":
-                floor = max(floor or note["name"], note["name"], key=order_of)
+            promise = promise.after(note)
             continue
         disk.apply(note)
         cut += 1
-        yield cut, disk, floor
+        yield cut, disk, promise
 
 
 def _try_cut(
@@ -209,26 +208,26 @@ def _try_cut(
     journal: Journal,
     cut: int,
     disk: Disk,
-    floor: str | None,
+    promise: Promise,
     seen: set[bytes],
     share: int,
 ) -> None:
     new = 0
     for index, state in states_at(disk, journal.seed, cut, 4 * share):
-        digest = _digest(state, floor)
+        digest = _digest(state, promise)
         if digest in seen:
             tally.repeated += 1
             continue
         seen.add(digest)
         whole = len(seen) % _WHOLE_SHARE == 0
-        _try(tally, layout, journal, (cut, index), state, floor, whole=whole)
+        _try(tally, layout, journal, (cut, index), state, promise, whole=whole)
         new += 1
         if new >= share:
             return
 
 
-def _digest(state: list[Entry], floor: str | None) -> bytes:
-    digest = xxhash.xxh3_128(str(floor).encode())
+def _digest(state: list[Entry], promise: Promise) -> bytes:
+    digest = xxhash.xxh3_128(str(promise).encode())
     for path, kind, what in state:
         digest.update(f"{path}\0{kind}\0{what.key if kind == 'file' else what}\0".encode())
     return digest.digest()
@@ -240,7 +239,7 @@ def _try(
     journal: Journal,
     place: tuple[int, int],
     state: list[Entry],
-    floor: str | None,
+    promise: Promise,
     *,
     whole: bool,
 ) -> None:
@@ -249,7 +248,7 @@ def _try(
     with layout.state(state) as root, _no_longer_than(_STATE_SECONDS):
         try:
             check = go_on_here if whole else restore_here
-            wrong = check(f"{root}/run", journal.seed, floor)
+            wrong = promise.broken(root) or check(f"{root}/run", journal.seed, promise)
         except Exception:  # whatever it is, it is what is wrong with this state
             wrong = traceback.format_exc()
     if wrong is not None:

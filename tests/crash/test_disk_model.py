@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     import msgpack
 
     def record(run: Any) -> Disk:
-        root = tmp_path / "root"
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        root = place / "root"
         root.mkdir()
-        monkeypatch.setattr(door, "active", JournalDoor(str(tmp_path / "journal")))
+        monkeypatch.setattr(door, "active", JournalDoor(str(place / "journal")))
         run(str(root))
         monkeypatch.undo()
         disk = Disk(str(root))
-        with open(tmp_path / "journal", "rb") as file:
+        with open(place / "journal", "rb") as file:
             for note in msgpack.Unpacker(file, raw=False):
                 disk.apply(note)
         return disk
@@ -114,3 +116,30 @@ def test_a_link_has_the_bytes_of_its_source_and_a_durability_of_its_own(recorded
 
     pooled = {("pool", None), ("pool/a", b"data")}
     assert states(recorded(run)) == {frozenset(pooled), frozenset(pooled | {("b", b"data")})}
+
+
+def test_a_rename_between_directories_is_durable_for_each_of_them_by_its_own_fsync(
+    recorded: Any,
+) -> None:
+    def move(root: str, synced: str) -> None:
+        for name in "ab":
+            durable.make_directory(f"{root}/{name}")
+        durable.write_file(f"{root}/a", "file", [b"data"])
+        durable.fsync_directory(f"{root}/a")
+        durable.rename(f"{root}/a/file", f"{root}/b/file")
+        for name in synced:
+            durable.fsync_directory(f"{root}/{name}")
+
+    directories = {("a", None), ("b", None)}
+    old, new = ("a/file", b"data"), ("b/file", b"data")
+
+    def left(*files: tuple[str, bytes]) -> frozenset[tuple[str, Any]]:
+        return frozenset(directories | set(files))
+
+    assert states(recorded(lambda root: move(root, ""))) == {
+        *(left(old), left(new)),
+        *(left(), left(old, new)),
+    }
+    assert states(recorded(lambda root: move(root, "b"))) == {left(new), left(old, new)}
+    assert states(recorded(lambda root: move(root, "a"))) == {left(), left(new)}
+    assert states(recorded(lambda root: move(root, "ba"))) == {left(new)}

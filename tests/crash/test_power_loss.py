@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from crash import mending
 from crash.faulty_lives import Case, Stage
 from crash.loop_disk import LoopDisk, cut_power, why_not
 from crash.power_loss import Journal, record, sweep
@@ -33,6 +34,40 @@ def test_a_restore_after_a_cut_is_whole_and_no_older_than_what_was_waited_for(
     assert not tally.wrong, f"kept in {tmp_path}"
     assert tally.tried > 150
     assert tally.gone_on > 12
+
+
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Journal:
+    return record(SEED, str(tmp_path_factory.mktemp("mended")), mending.play)
+
+
+def test_a_cut_loses_neither_a_damaged_snapshot_nor_a_branch_nor_what_was_waited_for(
+    mended: Journal, tmp_path: Path
+) -> None:
+    tally = sweep(mended, 160)
+    if tally.wrong:
+        mended.save(str(tmp_path / f"journal-{SEED}"))
+    assert not tally.wrong, f"kept in {tmp_path}"
+    assert tally.tried > 100
+
+
+def test_the_sweep_finds_out_a_move_between_directories_that_syncs_its_source_first(
+    mended: Journal,
+) -> None:
+    notes = list(mended.notes)
+    moved = next(
+        index
+        for index, note in enumerate(notes)
+        if note["op"] == "rename" and "/quarantine/step-" in note["target"]
+        if "/snapshots/" in note["path"]
+    )
+    into, out_of = notes[moved + 1 : moved + 3]
+    assert (into["op"], out_of["op"]) == ("sync", "sync")
+    calls = sum(note["op"] != "mark" for note in notes[: moved + 2])
+    assert sweep(mended, 1, only=(calls, 0)).wrong == []
+    notes[moved + 1 : moved + 3] = out_of, into
+    ((_, wrong),) = sweep(replace(mended, notes=notes), 1, only=(calls, 0)).wrong
+    assert "is under no name any more" in wrong
 
 
 def test_the_journal_covers_what_the_scenario_is_about(journal: Journal) -> None:
