@@ -9,6 +9,7 @@ Beside each directory in `quarantine/` lies `<name>.json`, which says what is wr
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pyengine.format.document import Fields
 from pyengine.format.manifest import FileRecord, utc_timestamp
 from pyengine.format.sealed import parse_record
 from pyengine.fs.beneath import read_beneath
+from pyengine.fs.locks import OfdLock
 
 _RECORD_MAX_BYTES = 1024 * 1024
 
@@ -87,14 +89,23 @@ def in_manifest(name: str, error: DamageError) -> Damage:
     return Damage(name, names.MANIFEST, Problem.of(error, error.path))
 
 
-def move(run_dir: str, generation: int, damage: Damage) -> str:
+def move(run_dir: str, generation: int, damage: Damage) -> str | None:
     """Move a damaged snapshot into `quarantine/`; durable on return. Returns its new path.
 
-    Waits for the commit lock (RunBusyError). Raises StaleGenerationError, with nothing touched,
-    where `generation` is no longer the newest claim; NoSpaceError, OSError.
+    None, with nothing touched: a reader has it locked, and relies on its names as it does against
+    pruning. Waits for the commit lock (RunBusyError). Raises StaleGenerationError, with nothing
+    touched, where `generation` is no longer the newest claim; NoSpaceError, OSError.
     """
     with commit_lock(run_dir, generation) as held:
-        return held.quarantine(damage.snapshot, damage.to_record())
+        manifest = os.path.join(run_dir, names.SNAPSHOTS, damage.snapshot, names.MANIFEST)
+        with contextlib.ExitStack() as stack:
+            # What cannot be opened nobody can have locked.
+            with contextlib.suppress(OSError):
+                lock = OfdLock.try_acquire(manifest)
+                if lock is None:
+                    return None
+                stack.enter_context(lock)
+            return held.quarantine(damage.snapshot, damage.to_record())
 
 
 def move_unfinished(held: CommitLock, name: str) -> str:

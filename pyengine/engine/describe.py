@@ -12,6 +12,7 @@ import pyengine
 from pyengine.capture.files import Json
 from pyengine.errors import ConfigError
 from pyengine.format.descriptor import SnapshotDescriptor
+from pyengine.format.document import is_unicode
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.names import line_text
 
@@ -76,9 +77,13 @@ def versions() -> dict[str, str]:
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as plain floats; ConfigError names what is no number."""
+    """Return metrics as plain floats; ConfigError names what is none, or has no name."""
     checked = {}
     for name, value in metrics.items():
+        if not is_unicode(str(name)):
+            raise ConfigError(
+                f"metric {name!r}: its name has a lone surrogate: no file can hold it"
+            )
         try:
             checked[str(name)] = float(value)
         except (TypeError, ValueError) as error:

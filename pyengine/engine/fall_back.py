@@ -151,9 +151,10 @@ class _Search:
         generation = self._session.claim.generation
         target = run_whole(lambda: quarantine.move(self._run_dir, generation, damage))
         self._damaged = quarantine.damaged_files(self._run_dir)
-        logger.error("%s was moved to %s; the next older snapshot is tried", path, target)
-        self._refused.append((target, text))
-        self._notes.append(f"{damage.snapshot} is damaged, now in {target}: {text}")
+        place = "still there: a reader has it locked" if target is None else f"now in {target}"
+        logger.error("%s is %s; the next older snapshot is tried", path, place)
+        self._refused.append((target or path, text))
+        self._notes.append(f"{damage.snapshot} is damaged, {place}: {text}")
 
     def _pass_over(self, info: SnapshotInfo, file: str, damaged: str) -> None:
         text = f"its {file} is the damaged {damaged}"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from pyengine.errors import ConfigError
-from pyengine.format.document import INTEGER_MAX
+from pyengine.format.document import INTEGER_MAX, is_unicode
 
 _TEXT_MAX = 4096
 
@@ -75,8 +75,8 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 def check_text(name: str, value: Any) -> str:
     """Return a text that a manifest can hold."""
-    if not isinstance(value, str) or len(value) > _TEXT_MAX:
-        _refuse(name, value, f"a text of at most {_TEXT_MAX} characters")
+    if not isinstance(value, str) or len(value) > _TEXT_MAX or not is_unicode(value):
+        _refuse(name, value, f"a text of at most {_TEXT_MAX} characters, without lone surrogates")
     return value
 
 

@@ -17,6 +17,15 @@ INTEGER_MAX = 2**63 - 1
 _DEPTH_MAX = 32
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be stored: UTF-8 has no code for a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def parse_document(data: bytes, path: str, *, limit_bytes: int) -> dict[str, Any]:
     """Parse one JSON object. Refuses other values, excess size or depth, repeated keys, NaN."""
     if len(data) > limit_bytes:

@@ -220,6 +220,7 @@ def check_notes(notes: dict[str, Any]) -> None:
         raise ConfigError(f"notes must be a dict of at most {_NOTES_DEPTH_MAX} levels")
     try:
         text = json.dumps(notes, allow_nan=False)
+        json.dumps(notes, ensure_ascii=False).encode()  # as it is stored: no lone surrogates
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"notes must be plain JSON values: {error}") from error
     if len(text) > NOTES_MAX_BYTES:

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from pyengine.catalog import commit_lock, quarantine, scan
+from pyengine.catalog import commit, commit_lock, quarantine, scan
 from pyengine.catalog.claim import highest_generation
 from pyengine.catalog.info import Problem
 from pyengine.errors import DamageError, FormatVersionError, StaleGenerationError
@@ -122,6 +122,23 @@ def test_a_move_is_durable_and_recorded(run, make, monkeypatch):
     move = max(i for i, op in enumerate(ops) if op == "rename")
     assert ops[move + 1 :].count("fsync") == 2
     assert "fsync" in ops[:move]
+
+
+def test_what_a_reader_has_locked_is_not_moved_from_under_it(run, make):
+    info = make.publish(run.run_dir)
+    with commit.hold_snapshot(info.path):
+        assert quarantine.move(run.run_dir, run.generation, _damage(info)) is None
+        assert os.path.exists(info.path)
+        assert os.listdir(os.path.join(run.run_dir, "quarantine")) == []
+    assert quarantine.move(run.run_dir, run.generation, _damage(info)) is not None
+
+
+def test_a_manifest_that_nobody_can_have_locked_does_not_keep_it(run, make):
+    info = make.publish(run.run_dir)
+    manifest = os.path.join(info.path, "manifest.json")
+    os.unlink(manifest)
+    os.mkdir(manifest)
+    assert quarantine.move(run.run_dir, run.generation, _damage(info)) is not None
 
 
 def test_a_move_by_a_stale_generation_touches_nothing(run, make):
