@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from crash import lives, mending, power_loss  # the tests are no part of the package
-from crash.faulty_lives import Case, Stage, error_cases, kill_cases
+from crash.faulty_lives import Case, Stage, error_cases, kill_cases, read_cases
 from crash.lives import STEPS
 from crash.loop_disk import KINDS, LoopDisk, cut_power, why_not
 from crash.training import expected_digests
@@ -88,7 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Prove that nothing is lost.")
     parser.add_argument("--states", type=int, default=STATES, help="states of the power sweep")
     parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--errors", type=int, default=ERRORS)
+    parser.add_argument("--errors", type=int, default=ERRORS, help="a sample; 10000 are all")
     parser.add_argument("--cuts", type=int, default=CUTS, help="cuts of each real file system")
     parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
     parser.add_argument("--seed", type=int, default=1)
@@ -180,7 +180,7 @@ def _kill(options: argparse.Namespace, result: Result, advance: Advance) -> None
 
 def _error(options: argparse.Namespace, result: Result, advance: Advance) -> None:
     with Stage(options.seed) as stage:
-        cases = _some(error_cases(stage), options.errors, options.seed)
+        cases = _some([*error_cases(stage), *read_cases(stage)], options.errors, options.seed)
         _faulty(options, "error", stage.run, cases, result, advance)
 
 

@@ -3,8 +3,9 @@
 A plan is a JSON list of rules, armed for a whole process (and the writer it starts) by the
 environment variable PYENGINE_FAULT_PLAN:
 
-    {"op": "fsync",              a method of Door, "*", or "changes": every call that changes what
-                                 the disk holds (`open` where it makes a file)
+    {"op": "fsync",              a method of Door, "*", "changes": every call that changes what
+                                 the disk holds (`open` where it makes a file), or "reads": opens of
+                                 what is there, reads, and closes
      "path": "*/manifest.json*", fnmatch over the absolute path, or either path of two (optional)
      "process": "*pyengine.writer*",  fnmatch over the command line (optional)
      "nth": 3, "times": 1,       act on calls 3 .. 3 + times - 1 that match; times 0: from then on
@@ -63,6 +64,10 @@ CHANGES = frozenset(
 )
 """What "changes" means; "create" is an `open` that makes a file."""
 
+READS = frozenset(("open", "read", "pread_into", "close"))
+"""What "reads" means; a `close` may be that of a file that was written."""
+
+_GROUPS = {"changes": CHANGES, "reads": READS}
 _ACTIONS = ("kill", "stop", "error", "delay", "record", "short", "power_cut", "journal")
 _FS_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
@@ -95,12 +100,12 @@ class Rule:
     def __post_init__(self) -> None:
         if self.action not in _ACTIONS or self.when not in ("before", "after"):
             raise ConfigError(f"fault plan: no action {self.action!r} {self.when!r}")
-        if self.op not in ("*", "changes", "create") and not callable(getattr(Door, self.op, None)):
+        if self.op not in ("*", "create", *_GROUPS) and not callable(getattr(Door, self.op, None)):
             raise ConfigError(f"fault plan: no operation {self.op!r}")
 
     def is_for(self, op: str, paths: tuple[str, ...]) -> bool:
         """Return whether the rule speaks of this call."""
-        is_meant = self.op in ("*", op) or (self.op == "changes" and op in CHANGES)
+        is_meant = self.op in ("*", op) or op in _GROUPS.get(self.op, ())
         if not is_meant and (self.op, op) != ("open", "create"):
             return False
         return any(fnmatch.fnmatch(path, self.path) for path in paths)

@@ -7,6 +7,7 @@ there. Real processes, real files; the lives before the faulty one are prepared 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -17,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from crash.lives import LIVES, Faults, Log, go_on, in_child, live
-from crash.oracle import bad_snapshots, judge_all, left_over
+from crash.lives import LIVES, Faults, Log, go_on, in_child, live, take_latest
+from crash.oracle import bad_snapshots, judge_all, left_over, mistaken
 
 TOKEN = "PYENGINE_CRASH_TOKEN"
 """In the environment of every process of a case, so that none is left behind."""
@@ -30,7 +31,8 @@ PROCESSES = ("writer", "trainer")
 
 @dataclass(frozen=True)
 class Case:
-    """One fault. `nth` counts the calls that change the disk, of one process in one life."""
+    """One fault. `nth` counts the calls that change the disk, of one process in one life, or of
+    "both", each by itself; with `reads`, those that open, read or close."""
 
     seed: int
     life: int
@@ -40,11 +42,13 @@ class Case:
     victim: str = ""
     error: str = ""
     for_good: bool = False
+    reads: bool = False
 
     @property
     def text(self) -> str:
         """How the case is named for `--only`."""
         what = f"kill-{self.victim}-{self.when}" if self.victim else self.error
+        what = f"read-{what}" if self.reads else what
         ending = "-for-good" if self.for_good else ""
         return f"{self.seed}/{self.life}/{self.process}/{self.nth}/{what}{ending}"
 
@@ -56,12 +60,14 @@ class Case:
         if what.startswith("kill-"):
             _, victim, when = what.split("-")
             return cls(*place, when=when, victim=victim)
-        error = what.removesuffix("-for-good")
-        return cls(*place, error=error, for_good=what != error)
+        error = what.removesuffix("-for-good").removeprefix("read-")
+        for_good, reads = what.endswith("-for-good"), what.startswith("read-")
+        return cls(*place, error=error, for_good=for_good, reads=reads)
 
     def faults(self) -> Faults:
         """Return the plan of the case."""
-        rule: dict[str, Any] = {"op": "changes", "nth": self.nth, "when": self.when}
+        group = "reads" if self.reads else "changes"
+        rule: dict[str, Any] = {"op": group, "nth": self.nth, "when": self.when}
         if self.victim:
             rule["action"] = "delay" if self.victim == "other" else "kill"
             if self.victim != "itself":
@@ -71,13 +77,20 @@ class Case:
         else:
             times = 0 if self.for_good else 1
             rule |= {"action": "error", "errno": self.error, "times": times}
-        if self.process == "writer":
-            return Faults(writer=(rule,), every_writer=self.for_good)
-        return Faults(trainer=(rule,))
+        return Faults(
+            trainer=() if self.process == "writer" else (rule,),
+            writer=() if self.process == "trainer" else (rule,),
+            every_writer=self.for_good,
+        )
+
+    @property
+    def is_of_trainer_alone(self) -> bool:
+        """Whether the trainer is killed, and its writer lives on and drains."""
+        return self.victim == ("itself" if self.process == "trainer" else "other")
 
 
 class Stage:
-    """The run as it is before each life, and how many calls each life makes. A context manager.
+    """The run as it is before each life, and which calls each life makes. A context manager.
 
     Everything lies in memory.
     """
@@ -85,7 +98,10 @@ class Stage:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.base = tempfile.mkdtemp(prefix="crash-tests-", dir="/dev/shm")
-        self.calls: dict[tuple[int, str], int] = {}
+        self.calls: dict[tuple[int, str], list[str]] = {}
+        """What each process does in each life that changes the disk, by operation, in order."""
+        self.reads: dict[int, list[str]] = {}
+        """The same of what a trainer opens, reads and closes."""
 
     def __enter__(self) -> Stage:
         for number, life in enumerate(LIVES):
@@ -95,13 +111,15 @@ class Stage:
                 process: ({"op": "changes", "action": "record", "file": file},)
                 for process, file in counted.items()
             }
+            read = f"{self.base}/{number}.reads"
+            rules["trainer"] += ({"op": "reads", "action": "record", "file": read},)
             place = f"{self.base}/{number + 1}"
             with marked() as token:
                 _live(place, self.seed, number, Faults(rules["trainer"], rules["writer"]))
                 await_end(token)
             for process, file in counted.items():
-                with open(file, encoding="utf-8") as lines:
-                    self.calls[number, process] = sum(1 for _ in lines)
+                self.calls[number, process] = _ops(file)
+            self.reads[number] = _ops(read)
             assert life.end == "kill" or _errors(place) == [], _errors(place)
         return self
 
@@ -132,6 +150,13 @@ class Stage:
             code = _live(place, self.seed, case.life, case.faults())
             if code not in (0, -signal.SIGKILL):
                 return f"the life ended with {code}"
+            wrong = mistaken(log.read()[before:], f"{place}/run") if case.reads else None
+            if wrong is not None:
+                return wrong
+            if case.is_of_trainer_alone:
+                code = in_child(lambda: take_latest(f"{place}/run", log, self.seed))
+                if code != 0:
+                    return f"taking up the latest rows ended with {code}; {log.read()[-3:]}"
             code = in_child(lambda: go_on(f"{place}/run", log, self.seed))
             if code != 0:
                 return f"going on ended with {code}; {log.read()[-3:]}"
@@ -144,6 +169,11 @@ class Stage:
         if source == 0:
             os.mkdir(f"{self.base}/0")
         copy_tree(f"{self.base}/{source}", f"{self.base}/{target}")
+
+
+def _ops(file: str) -> list[str]:
+    with open(file, encoding="utf-8") as lines:
+        return [json.loads(line)["op"] for line in lines]
 
 
 def copy_tree(source: str, target: str) -> None:
@@ -204,18 +234,46 @@ def kill_cases(stage: Stage) -> list[Case]:
     return [
         Case(stage.seed, life, process, nth, when=when, victim=victim)
         for (life, process), calls in stage.calls.items()
-        for nth in range(1, calls + 1)
+        for nth in range(1, len(calls) + 1)
         for when in ("before", "after")
         for victim in VICTIMS
     ]
 
 
 def error_cases(stage: Stage) -> list[Case]:
-    """Return every failing call, once and for good, the kinds of error by turns."""
+    """Return every call with every error that it can have, once and for good: of the trainer, of
+    the writer, and the n-th of both."""
     cases = []
-    for (life, process), calls in stage.calls.items():
-        for nth in range(1, calls + 1):
-            for for_good in (False, True):
-                error = ERRORS[(nth + 2 * for_good + life) % len(ERRORS)]
-                cases.append(Case(stage.seed, life, process, nth, error=error, for_good=for_good))
+    for life in range(len(LIVES)):
+        calls = {process: stage.calls[life, process] for process in PROCESSES}
+        calls["both"] = max(calls.values(), key=len)
+        for process, ops in calls.items():
+            for nth, op in enumerate(ops, 1):
+                cases += [
+                    Case(stage.seed, life, process, nth, error=error, for_good=for_good)
+                    for error in errors_of(op)
+                    for for_good in (False, True)
+                ]
     return cases
+
+
+def errors_of(op: str) -> tuple[str, ...]:
+    """Return the errors that an operation can have: only a write can be short."""
+    return ERRORS if op in ("write", "pwrite") else tuple(e for e in ERRORS if e != "short")
+
+
+def read_cases(stage: Stage) -> list[Case]:
+    """Return every open, read and close of a trainer as one that fails, once and for good. A close
+    that fails has closed."""
+    return [
+        Case(
+            *(stage.seed, life, "trainer", nth),
+            when="after" if op == "close" else "before",
+            error="EIO",
+            for_good=for_good,
+            reads=True,
+        )
+        for life, ops in stage.reads.items()
+        for nth, op in enumerate(ops, 1)
+        for for_good in (False, True)
+    ]

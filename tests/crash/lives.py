@@ -139,6 +139,7 @@ def live(run_dir: str, log: Log, seed: int, life: Life, plan: Faults = Faults())
         for step in range(report.next_step, life.until):
             with watch.call("step"):
                 training.step(step)
+                log.note(event="added", step=step)
             with watch.call("tick"):
                 engine.tick(step)
             if step in life.snapshots:
@@ -222,6 +223,19 @@ def go_on_once(run_dir: str, log: Log, seed: int, *, snapshots: int) -> None:
             training.step(step)
             info = engine.snapshot(step).wait(WAIT_SECONDS)
             log.note(event="durable", name=info.name)
+    training.close()
+
+
+def take_latest(run_dir: str, log: Log, seed: int) -> None:
+    """Restore with the rows that came after the snapshot, and note how many there are."""
+    training = Training(seed)
+    with pyengine.SnapshotEngine(run_dir, keep_last=KEEP_LAST, budget=None) as engine:
+        training.track(engine)
+        report = engine.restore(replay="latest")
+        if report:
+            rows, refs = training.ring[training.ring.refs()], training.ring.refs()
+            right = bool((rows["number"] == refs).all())
+            log.note(event="latest", right=right, counts=training.ring.total_count.tolist())
     training.close()
 
 

@@ -101,6 +101,11 @@ def judge_all(facts: list[dict[str, Any]], before: int) -> str | None:
             wrong = judge(fact, floor_of(facts[:number]))
             if wrong is not None:
                 return wrong
+        if fact["event"] == "latest":
+            added = [one["step"] for one in facts[:number] if one["event"] == "added"]
+            wrong = _lost_rows(fact, max(added, default=-1) + 1)
+            if wrong is not None:
+                return wrong
         if fact["event"] == "longest":
             for what, bound in BOUND_SECONDS.items():
                 seconds = fact.get(what, 0.0)
@@ -112,6 +117,25 @@ def judge_all(facts: list[dict[str, Any]], before: int) -> str | None:
     if not facts or facts[-1]["event"] != "whole":
         return "the run did not go on"
     return None
+
+
+def _lost_rows(latest: dict[str, Any], added: int) -> str | None:
+    """Return what is wrong with a ring that was to have all rows added before a trainer's death."""
+    if not latest["right"]:
+        return "the latest rows came back with other values"
+    if min(latest["counts"]) < added:
+        return f"rows were lost: {added} a lane were added, {latest['counts']} came back"
+    return None
+
+
+def mistaken(facts: list[dict[str, Any]], run_dir: str) -> str | None:
+    """Return how a read that failed was taken for something else: it is an OSError of the call that
+    meets it, or of a snapshot, and proves no damage, so that nothing is moved."""
+    for fact in facts:
+        if fact["event"] == "error" and fact["type"] in ("DamageError", "TruncatedFileError"):
+            return f"a failed read was taken for damage: {fact['text']}"
+    moved = quarantine.snapshot_names(run_dir)
+    return f"a failed read moved {moved} to quarantine" if moved else None
 
 
 def _failed_silently(facts: list[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import pytest
 
-from crash.faulty_lives import ERRORS, PROCESSES, VICTIMS, Case, Stage, error_cases, kill_cases
+from crash.faulty_lives import (
+    ERRORS,
+    PROCESSES,
+    VICTIMS,
+    Case,
+    Stage,
+    error_cases,
+    errors_of,
+    kill_cases,
+    read_cases,
+)
 from crash.lives import LIVES
 from crash.oracle import judge_all
 
@@ -35,16 +45,34 @@ def test_a_call_that_fails_is_made_good_or_told(stage: Stage, error: str, for_go
     cases = [
         case for case in error_cases(stage) if (case.error, case.for_good) == (error, for_good)
     ]
-    assert {case.process for case in cases} == set(PROCESSES)
+    assert {case.process for case in cases} == {*PROCESSES, "both"}
+    for case in _spread(cases, 2):
+        assert stage.run(case) is None, case.text
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_read_that_fails_is_no_damage_and_moves_nothing(stage: Stage, for_good: bool) -> None:
+    cases = [case for case in read_cases(stage) if case.for_good == for_good and case.life > 0]
     for case in _spread(cases, 2):
         assert stage.run(case) is None, case.text
 
 
 def test_every_call_of_the_scenario_has_its_cases(stage: Stage) -> None:
-    calls = sum(stage.calls.values())
-    assert calls > 500
-    assert len(kill_cases(stage)) == calls * 2 * len(VICTIMS)
-    assert len(error_cases(stage)) == calls * 2
+    assert sum(map(len, stage.calls.values())) > 500
+    kills = {(c.life, c.process, c.nth, c.when, c.victim) for c in kill_cases(stage)}
+    errors = {(c.life, c.process, c.nth, c.error, c.for_good) for c in error_cases(stage)}
+    for (life, process), ops in stage.calls.items():
+        for nth, op in enumerate(ops, 1):
+            call = (life, process, nth)
+            assert {(*call, w, v) for w in ("before", "after") for v in VICTIMS} <= kills
+            for for_good in (False, True):
+                assert {(*call, error, for_good) for error in errors_of(op)} <= errors
+                assert (life, "both", nth, "EIO", for_good) in errors
+    reads = {(c.life, c.nth, c.for_good) for c in read_cases(stage)}
+    for life, ops in stage.reads.items():
+        assert {"open", "close"} <= set(ops)
+        assert {(life, nth, g) for nth in range(1, len(ops) + 1) for g in (False, True)} <= reads
+    assert "pread_into" in stage.reads[1], "a restore reads"
 
 
 def test_a_case_is_named_by_its_text(stage: Stage) -> None:
@@ -63,6 +91,11 @@ WRONG = {
         {"event": "durable", "name": RIGHT["name"]},
         {"event": "restored", "name": None, "step": None, "right": True},
     ],
+    "rows were lost": [
+        {"event": "added", "step": 7},
+        {"event": "latest", "right": True, "counts": [8, 7]},
+    ],
+    "latest rows came back with other": [{"event": "latest", "right": False, "counts": [9, 9]}],
     "blocked": [{"event": "longest", "tick": 60.0}],
     "nobody was told": [{"event": "fate", "name": RIGHT["name"], "state": "FAILED"}],
     "did not go on": [RIGHT],
