@@ -63,17 +63,26 @@ def play_all(plans: list[Plan], directory: Path, console: Console) -> dict[str, 
         Progress(*columns, TimeElapsedColumn(), console=console) as bar,
         ThreadPoolExecutor(WORKERS) as pool,
     ):
-        running = {}
-        for plan in plans:
-            task = bar.add_task(plan.name, total=plan.steps, start=False)
-
-            def tell(step: int, task: int = task) -> None:  # type: ignore[assignment]
-                bar.start_task(task)  # type: ignore[arg-type]
-                bar.update(task, completed=max(0, step + 1))  # type: ignore[arg-type]
-
-            where = directory / plan.name.replace(" ", "-")
-            running[plan.name] = pool.submit(play, plan, where, tell)
+        running = {
+            plan.name: pool.submit(
+                play, plan, directory / plan.name.replace(" ", "-"), Steps(bar, plan)
+            )
+            for plan in plans
+        }
         return {name: future.result() for name, future in running.items()}
+
+
+class Steps:
+    """Shows how far one arm has come."""
+
+    def __init__(self, bar: Progress, plan: Plan) -> None:
+        self._bar = bar
+        self._task = bar.add_task(plan.name, total=plan.steps, start=False)
+
+    def __call__(self, step: int) -> None:
+        """Take note of the step that was made last; -1: none yet."""
+        self._bar.start_task(self._task)
+        self._bar.update(self._task, completed=max(0, step + 1))
 
 
 def parse_arguments() -> argparse.Namespace:

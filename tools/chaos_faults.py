@@ -92,11 +92,11 @@ def _hang_learner(scene: Scene, fault: Fault) -> str:
 
 
 def _fill_disk(scene: Scene, fault: Fault) -> str:
-    written = scene.fill_disk()
+    written = scene.disk.fill()
     try:
         scene.wait(fault.hold_seconds)
     finally:
-        scene.empty_disk()
+        scene.disk.empty()
     return f"{written >> 20} MB for {fault.hold_seconds:.1f} s"
 
 

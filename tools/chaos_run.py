@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 from chaos_diary import events_of, history_of, steps_of
+from chaos_disk import disk
 from chaos_faults import KINDS, Fault
-from chaos_scene import GivenUpError, Scene, disk
+from chaos_scene import GivenUpError, Scene
 from numpy.typing import NDArray
 
 from pyengine.supervisor.journal import read_events

@@ -1,8 +1,7 @@
 """What chaos may lay its hands on: the processes and files of one supervised run.
 
 The learner is whoever wrote the diary's last "started"; a writer is known by its command line and
-the files of the run that it holds open. On a file system of its own (a small tmpfs, where root
-allows) the run's disk can be filled.
+the files of the run that it holds open.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chaos_diary import events_of, last_step_of
+from chaos_disk import Disk
 
 from pyengine.catalog import scan
 from pyengine.fs.process import all_pids, read_status
 
-TMPFS_MB = 64
-FILLER = "filler"
 WAIT_SECONDS = 90.0
 _SLICE_SECONDS = 0.02
 
@@ -40,12 +38,12 @@ class Scene:
         self.harmed_snapshots: set[str] = set()
         self._supervisor = supervisor
         self._pidfd = os.pidfd_open(supervisor.pid)
-        self._filler = directory / "disk" / FILLER
+        self.disk = Disk(directory)
         self._frozen: list[int] = []
 
     def close(self) -> None:
         """Wake whom a fault froze, and give the disk back."""
-        self.empty_disk()
+        self.disk.empty()
         for pid in self._frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -73,8 +71,6 @@ class Scene:
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
-
-    # ---- processes
 
     @property
     def start(self) -> int:
@@ -147,8 +143,6 @@ class Scene:
         if number == signal.SIGCONT and pid in self._frozen:
             self._frozen.remove(pid)
 
-    # ---- files
-
     def newest(self) -> Path:
         """Return the newest committed snapshot's directory; LookupError where there is none."""
         names = scan.committed_names(str(self.run_dir))
@@ -183,25 +177,6 @@ class Scene:
         self.harmed_snapshots.add(inside.parts[0])
         return f"{Path(*inside.parts[1:])} of the newest snapshot {how}"
 
-    # ---- the disk
-
-    def fill_disk(self) -> int:
-        """Write a file until the disk is full; return its bytes."""
-        written = 0
-        fd = os.open(self._filler, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            for size in (1 << 20, 1 << 12, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        written += os.write(fd, bytes(size))
-        finally:
-            os.close(fd)
-        return written
-
-    def empty_disk(self) -> None:
-        """Remove that file."""
-        self._filler.unlink(missing_ok=True)
-
 
 def _links(directory: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
@@ -211,22 +186,3 @@ def _links(directory: Path) -> Iterator[Path]:
 def _is_gone(pid: int) -> bool:
     status = read_status(pid)
     return status is None or status.is_dead
-
-
-@contextlib.contextmanager
-def disk(directory: Path) -> Iterator[str | None]:
-    """Make `directory`/disk, on a small tmpfs where that is allowed; give the reason where not."""
-    path = directory / "disk"
-    path.mkdir(parents=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MB}m,mode=0700", "tmpfs", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    reason = None if done.returncode == 0 else f"no tmpfs can be mounted: {done.stderr.strip()}"
-    try:
-        yield reason
-    finally:
-        if reason is None:
-            subprocess.run(["umount", "-l", str(path)], check=False)

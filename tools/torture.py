@@ -67,7 +67,25 @@ class Result:
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
 
-Advance = Callable[[int], None]
+class Advance:
+    """Shows how far a sweep has come, and tells at once what it found wrong."""
+
+    def __init__(self, result: Result, total: int, progress: Progress) -> None:
+        self._result = result
+        self._progress = progress
+        self._task = progress.add_task(result.sweep, total=total, wrong=0)
+        self._told = 0
+
+    def __call__(self, count: int) -> None:
+        """Take note that the result counts so many more."""
+        result, console = self._result, self._progress.console
+        self._progress.update(self._task, advance=count, wrong=len(result.wrong))
+        for word, what in result.wrong[self._told :]:
+            console.print(f"[red]wrong[/red] --only {word}\n{what}", highlight=False)
+        self._told = len(result.wrong)
+        passed, before = result.tried // LINE_EVERY, (result.tried - count) // LINE_EVERY
+        if not console.is_terminal and passed > before:
+            console.print(f"{result.sweep}: {result.tried} tried, {len(result.wrong)} wrong")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,30 +134,11 @@ def _run(options: argparse.Namespace, console: Console) -> Iterator[Result]:
     with Progress(*columns, console=console) as progress:
         for sweep in options.sweeps:
             total, run = plans[sweep]
-            task = progress.add_task(sweep, total=total, wrong=0)
             begun = time.monotonic()
             result = Result(sweep)
-            told = [0]
-
-            def advance(
-                count: int, result: Result = result, task: Any = task, told: list[int] = told
-            ) -> None:
-                progress.update(task, advance=count, wrong=len(result.wrong))
-                passed, before = result.tried // LINE_EVERY, (result.tried - count) // LINE_EVERY
-                for word, what in result.wrong[told[0] :]:
-                    console.print(f"[red]wrong[/red] --only {word}\n{what}", highlight=False)
-                told[0] = len(result.wrong)
-                if not console.is_terminal and passed > before:
-                    console.print(
-                        f"{result.sweep}: {result.tried} tried, {len(result.wrong)} wrong"
-                    )
-
-            run(options, result, advance)
+            run(options, result, Advance(result, total, progress))
             result.seconds = round(time.monotonic() - begun, 1)
             yield result
-
-
-# --- the sweeps ------------------------------------------------------------------------------
 
 
 def _power(options: argparse.Namespace, result: Result, advance: Advance) -> None:
@@ -236,9 +235,6 @@ def _in_processes(options: argparse.Namespace, tasks: Sequence[Callable[[], Any]
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
         for future in as_completed([pool.submit(task) for task in tasks]):
             yield future.result()
-
-
-# --- repeating, telling ------------------------------------------------------------------------
 
 
 def _journal_path(options: argparse.Namespace, seed: int) -> str:

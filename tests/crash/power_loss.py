@@ -16,7 +16,8 @@ from typing import Any
 import msgpack
 import xxhash
 
-from crash.disk import CORNERS, SAMPLED, Disk, Entry
+from crash.disk import Disk
+from crash.disk_states import CORNERS, SAMPLED, Entry, state_of
 from crash.lives import Faults, Log, play
 from crash.oracle import Promise, go_on_here, restore_here
 from pyengine.fs.durable import remove_tree
@@ -150,7 +151,7 @@ def states_at(disk: Disk, seed: int, cut: int, count: int) -> Iterator[tuple[int
 def state_at(disk: Disk, seed: int, cut: int, index: int) -> list[Entry]:
     """Return one state of a cut by its number."""
     kind = CORNERS[index] if index < len(CORNERS) else SAMPLED[index % len(SAMPLED)]
-    return disk.state(kind, random.Random(f"{seed}/{cut}/{index}"))
+    return state_of(disk, kind, random.Random(f"{seed}/{cut}/{index}"))
 
 
 def sweep(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from crash.disk import CORNERS, SAMPLED, SECTOR_BYTES, Disk
+from crash.disk import Disk
+from crash.disk_states import CORNERS, SAMPLED, SECTOR_BYTES, state_of
 from pyengine.fs import door, durable
 from pyengine.fs.journal import JournalDoor
 
@@ -40,7 +41,7 @@ def states(disk: Disk, count: int = 300) -> set[frozenset[tuple[str, Any]]]:
     found = set()
     kinds = (*CORNERS, *(SAMPLED[index % 2] for index in range(count)))
     for index, kind in enumerate(kinds):
-        entries = disk.state(kind, random.Random(index))
+        entries = state_of(disk, kind, random.Random(index))
         found.add(
             frozenset((path, what.data if kind == "file" else what) for path, kind, what in entries)
         )

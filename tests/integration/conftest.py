@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from processes import forkserver, start, token
-from program import tracking
+from program import Training, tracking
 from supervision import supervise
+
+import pyengine
 
 __all__ = ["forkserver", "start", "supervise", "token"]
 
@@ -22,3 +25,13 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, str]]:
             training.step(step)
         engine.snapshot(19).wait(60)
         return run_dir, training.digest()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tuple[pyengine.SnapshotEngine, Training]]:
+    """An engine on a fresh run, and the training that it tracks."""
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
+        engine.restore()
+        yield engine, training
