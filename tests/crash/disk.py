@@ -8,9 +8,9 @@ everything else any part may be there or not:
     names     each create, rename, link, unlink, mkdir, rmdir absent or there, in any combination
 
 A rename within a directory is one change: the file has the old name or the new one, as on ext4,
-xfs and btrfs. One between directories is two changes, of which either may be there without the
-other: each waits for the fsync of its own directory. Their journals keep more order than this model
-does, so that every state they leave is among those it gives.
+xfs and btrfs. One between directories is two changes, each made durable by the fsync of its own
+directory; by itself a name does not leave the one before it is in the other. Their journals keep
+more order than this model does, so that every state they leave is among those it gives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Directory:
 Node = File | Link | Directory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Change:
     """One change of a directory: `gone` disappears, `come` appears and names `node`."""
 
@@ -59,6 +59,8 @@ class Change:
     gone: str | None = None
     come: str | None = None
     node: Node | None = None
+    after: tuple[Directory, Change] | None = None
+    """The change of another directory that comes before this one, where no fsync says otherwise."""
 
     def apply(self, names: dict[str, Node]) -> None:
         if self.gone is not None:
@@ -131,8 +133,9 @@ class Disk:
         gone: str | None = None,
         come: str | None = None,
         node: Node | None = None,
+        after: tuple[Directory, Change] | None = None,
     ) -> None:
-        change = Change(self._number, gone, come, node)
+        change = Change(self._number, gone, come, node, after)
         change.apply(directory.names)
         directory.pending.append(change)
 
@@ -169,7 +172,7 @@ class Disk:
             self._change(directory, name, target, node)
         else:
             self._change(into, come=target, node=node)
-            self._change(directory, gone=name)
+            self._change(directory, gone=name, after=(into, into.pending[-1]))
 
     def _file(self, note: dict[str, Any]) -> File:
         node = self._inodes[tuple(note["inode"])]

@@ -25,7 +25,22 @@ Entry = tuple[str, str, Any]
 
 def state_of(disk: Disk, kind: str, rng: random.Random) -> list[Entry]:
     """Return one state that a cut at this moment may leave."""
-    return list(_walk("", disk.top, _names_kept(disk, kind, rng), kind, rng))
+    is_there = _in_order(_names_kept(disk, kind, rng))
+    return list(_walk("", disk.top, is_there, kind, rng))
+
+
+def _in_order(is_there: Callable[[Change], bool]) -> Callable[[Change], bool]:
+    """Return the same, but for changes of which what comes before is not there."""
+    decided: dict[Change, bool] = {}
+
+    def keep(change: Change) -> bool:
+        if change not in decided:
+            decided[change] = is_there(change)
+            if change.after is not None and change.after[1] in change.after[0].pending:
+                decided[change] &= keep(change.after[1])
+        return decided[change]
+
+    return keep
 
 
 def _names_kept(disk: Disk, kind: str, rng: random.Random) -> Callable[[Change], bool]:
