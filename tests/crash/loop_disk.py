@@ -54,7 +54,7 @@ class LoopDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        subprocess.run(["umount", self.path], check=True)
+        self._unmount()
         shutil.rmtree(self._base)
 
     def remount(self) -> None:
@@ -65,7 +65,7 @@ class LoopDisk:
         """
         deadline = time.monotonic() + 30
         while True:
-            subprocess.run(["umount", self.path], check=True)
+            self._unmount()
             self._mount()
             try:
                 os.listdir(self.path)
@@ -73,6 +73,14 @@ class LoopDisk:
             except OSError:
                 if time.monotonic() > deadline:
                     raise
+            time.sleep(0.1)
+
+    def _unmount(self) -> None:
+        """Again while it is busy: a process that was killed may take a moment to let go of it."""
+        deadline = time.monotonic() + 30
+        while subprocess.run(["umount", self.path], capture_output=True, check=False).returncode:
+            if time.monotonic() > deadline:
+                subprocess.run(["umount", self.path], check=True)
             time.sleep(0.1)
 
     def _mount(self) -> None:
