@@ -17,6 +17,7 @@ _PUBLIC = {
     "LinearSchedule": "pyengine.replay.schedules",
     "Batch": "pyengine.replay.batch",
     "Column": "pyengine.replay.column",
+    "NStep": "pyengine.replay.steps",
     "Schema": "pyengine.format.schema",
     "Field": "pyengine.format.schema",
     "SnapshotEngine": "pyengine.engine.engine",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pyengine.replay.priorities import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from pyengine.replay.ring import ReplayBuffer as ReplayBuffer
     from pyengine.replay.schedules import LinearSchedule as LinearSchedule
+    from pyengine.replay.steps import NStep as NStep
 
 
 def __getattr__(name: str) -> Any:

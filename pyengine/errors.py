@@ -8,6 +8,7 @@
     ├── SchemaError                 a schema that cannot be laid out (also ValueError)
     ├── RowError                    rows that do not fit the schema; the ring is unchanged
     │   ├── FieldShapeError  FieldDtypeError  MissingFieldError  UnknownFieldError
+    │   ├── BrokenStackError        the next stack of frames does not follow the one before it
     │   ├── ImmutableFieldError     an append field changed in place
     │   ├── UnknownRefError         a ref that this ring never handed out
     │   ├── PriorityError           a priority that is negative, infinite or NaN
@@ -131,6 +132,13 @@ class MissingFieldError(RowError):
 
 class UnknownFieldError(RowError):
     """A value was given for a field that the schema does not have."""
+
+
+class BrokenStackError(RowError):
+    """A next observation is not the one before it moved on by one frame.
+
+    `got` is (step, lane) of the first such row.
+    """
 
 
 class ImmutableFieldError(RowError):

@@ -1,6 +1,6 @@
 """Write the golden files of a format version: small files that every later pyengine must read.
 
-    python tools/make_golden.py tests/golden/v2
+    python tools/make_golden.py tests/golden/v3
 
 Files whose bytes lie in the directory of an older version beside it are left out. A version's files
 are written once and never again: an existing directory is refused. What they
@@ -47,6 +47,15 @@ SCHEMA = Schema(
     },
     episode_end=("terminated",),
 )
+STACKED = Schema(
+    {
+        "obs": Field((3, 2), "uint8", stack=3),
+        "reward": "float32",
+        "next_obs": Field((3, 2), "uint8", stack=3, next_of="obs"),
+        "done": "bool",
+    },
+    episode_end=("done",),
+)
 EVALUATIONS = (
     EvaluationRecord(1000, {"mean_return": 12.5, "worst": float("-inf")}, "2025-03-01T11:00:00Z"),
     EvaluationRecord(2000, {"mean_return": float("nan")}, "2025-03-01T11:30:00Z"),
@@ -67,16 +76,31 @@ def row_values(lane: int, row: int) -> dict[str, bytes]:
     }
 
 
-def image(kind: int, runs: tuple[Run, ...]) -> bytes:
+def stacked_values(lane: int, row: int) -> dict[str, bytes]:
+    """Return a row of frames: two opening rows, then two transitions, the second of them an end."""
+    return {
+        "reward": struct.pack("<f", max(0, row - 1)),
+        "next_obs": bytes((lane, row)),
+        "done": bytes((row == 3,)),
+        "@start": bytes(((3, 2, 0, 0)[row],)),
+    }
+
+
+def image(
+    kind: int,
+    runs: tuple[Run, ...],
+    schema: Schema = SCHEMA,
+    values_of: Callable[[int, int], dict[str, bytes]] = row_values,
+) -> bytes:
     """Return a whole segment file with the rows of `runs`."""
     count = sum(run.row_count for run in runs)
-    layout = plan_layout(SCHEMA.append_fields, count, run_capacity=len(runs))
+    layout = plan_layout(schema.append_fields, count, run_capacity=len(runs))
     data = bytearray(layout.file_bytes)
     data[: layout.header_bytes] = header_image(layout, line=LINE, kind=kind, runs=runs)
     at = 0
     for run in runs:
         for row in range(run.first_row, run.first_row + run.row_count):
-            values = row_values(run.lane, row)
+            values = values_of(run.lane, row)
             for field in layout.fields:
                 begin = field.offset + at * field.row_bytes
                 data[begin : begin + field.row_bytes] = values[field.name]
@@ -93,6 +117,33 @@ def segment() -> bytes:
 def part() -> bytes:
     """Return a part with rows of lanes 0, 1 and 3."""
     return image(KIND_PART, PART_RUNS)
+
+
+def stacked_segment() -> bytes:
+    """Return a full segment of a ring with stacks: rows 0 to 3 of lane 0."""
+    return image(KIND_SEGMENT, (Run(0, 0, 4),), STACKED, stacked_values)
+
+
+def stacked_header() -> bytes:
+    """Return the header of the ring whose one segment that is."""
+    return BufferHeader(
+        ring="replay",
+        schema=STACKED.to_record(),
+        capacity=16,
+        num_lanes=1,
+        segment_rows=4,
+        line=f"{LINE:016x}",
+        lanes=(LaneRecord(0, 4, True),),
+        extents=(Extent(0, 0, 4, "stacked.seg", 0),),
+        dropped=(),
+        sampler={
+            "kind": "pcg64",
+            "state": f"{1:032x}",
+            "increment": f"{3:032x}",
+            "lost_updates": 0,
+        },
+        mutable_file=None,
+    ).to_bytes()
 
 
 def buffer_header() -> bytes:
@@ -239,6 +290,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "part.seg": part,
     "buffer_header.json": buffer_header,
     "prioritized_header.json": prioritized_header,
+    "stacked.seg": stacked_segment,
+    "stacked_header.json": stacked_header,
     "manifest.json": manifest,
     **{
         f"components/{path}": functools.partial(lambda path: components()[path], path)

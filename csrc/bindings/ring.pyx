@@ -18,14 +18,18 @@ from pyengine._native.hashing import binding, function_address
 
 pe_hash_bind(<pe_hash_function><uintptr_t>function_address(), binding() == "direct")
 
+# Bits of a mark: see csrc/core/spans.h.
+START, OPENING, VALID = 1, 2, 4
+
 include "ring_faults.pxi"
 include "ring_memory.pxi"
 include "ring_append.pxi"
 include "ring_read.pxi"
 include "ring_priorities.pxi"
+include "ring_spans.pxi"
 
 
-cdef class RingCore(RingPriorities):
+cdef class RingCore(RingSpans):
     """What a ring does, a chapter a class; this one: slots, holds and restore."""
 
     @property

@@ -10,12 +10,14 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_CLOSED, PE_OK, pe_fault, pe_field_record, pe_ring_append, pe_ring_break, pe_ring_lock,
-    pe_ring_try_lock, pe_ring_unlock, pe_source, pe_status,
+    PE_BROKEN_STACK, PE_CLOSED, PE_OK, pe_fault, pe_ring_append, pe_ring_append_stacks,
+    pe_ring_break, pe_ring_lock, pe_ring_try_lock, pe_ring_unlock, pe_source, pe_stack_source,
+    pe_status,
 )
 
 cdef enum:
-    MAX_FIELDS = 1025
+    # 1024 fields are given; a pair of them has one place more than its two.
+    MAX_TARGETS = 1537
     # Below this many bytes a copy is cheaper than giving the GIL away and taking it back.
     RELEASE_GIL_BYTES = 65536
     STACK_FIELDS = 32
@@ -59,10 +61,38 @@ cdef bint _has_lead(const Py_buffer *view, int lead, uint64_t steps, uint64_t la
 
 
 cdef class RingAppend(RingMemory):
+    cdef pe_status _append_rows(self, uint64_t lane_begin, uint64_t lane_count, uint64_t steps,
+                                pe_source *sources, const uint8_t *mask, uint64_t *done,
+                                pe_fault *fault) noexcept nogil:
+        """Append from sources by target. Exclusive lock held."""
+        cdef const pe_source *mutables = sources + self._ring.field_count
+        cdef const pe_stack_source *pairs = <const pe_stack_source *>(
+            mutables + self._ring.mutable_count)
+        cdef uint32_t i, field
+        if self._ring.stack_count == 0:
+            return pe_ring_append(&self._ring, lane_begin, lane_count, steps, sources, mutables,
+                                  mask, done, fault)
+        for i in range(self._ring.stack_count):
+            field = self._stacks[i].field
+            sources[field] = pairs[i].next_obs
+            sources[field].data += (self._stacks[i].depth - 1) * self._ring.fields[field].row_bytes
+        return pe_ring_append_stacks(&self._ring, lane_begin, lane_count, steps, sources, mutables,
+                                     pairs, mask, done, fault)
+
+    cdef int _report_append(self, pe_status status, const pe_fault *fault,
+                            uint64_t lane_begin, uint64_t lane_count) except -1:
+        cdef int64_t row
+        if status == PE_BROKEN_STACK:
+            row = fault.row
+            raise BrokenStack(<int>fault.block, row // <int64_t>lane_count,
+                              lane_begin + <uint64_t>(row % <int64_t>lane_count))
+        return _report(status, fault)
+
     def append(self, list values, uint64_t lane_begin, uint64_t lane_count, uint64_t steps,
                uint64_t done, mask):
         """values: one C-contiguous buffer a field (steps x lane_count rows), None = default."""
-        cdef pe_source sources[MAX_FIELDS]
+        cdef pe_source sources[MAX_TARGETS]
+        cdef pe_source *source
         cdef pe_fault fault
         cdef pe_status status
         cdef uint64_t row_bytes
@@ -72,17 +102,15 @@ cdef class RingAppend(RingMemory):
         cdef Py_buffer *views
         cdef int held = 0
         self._check()
-        if count != self._appends + <int>self._ring.mutable_count:
+        if count != self._total:
             raise ValueError("one value for each field")
         views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
         if views == NULL:
             raise MemoryError
         try:
             for i in range(count):
-                if i < self._appends:
-                    row_bytes = self._ring.fields[i].row_bytes
-                else:
-                    row_bytes = self._mutables[i - self._appends].row_bytes
+                row_bytes = self._given[i].row_bytes
+                source = &sources[self._given[i].target]
                 value = values[i]
                 constant = value is None
                 if constant:
@@ -92,11 +120,11 @@ cdef class RingAppend(RingMemory):
                 if <uint64_t>views[held - 1].len != (
                         row_bytes if constant else row_bytes * steps * lane_count):
                     raise ValueError(f"field {i}: {views[held - 1].len} bytes do not fit the rows")
-                sources[i].data = <const uint8_t *>views[held - 1].buf
+                source.data = <const uint8_t *>views[held - 1].buf
                 if constant:
-                    sources[i].data = self._default_of(i - self._appends)
-                sources[i].step_bytes = 0 if constant else row_bytes * lane_count
-                sources[i].lane_bytes = 0 if constant else row_bytes
+                    source.data = self._default_of(i - self._appends)
+                source.step_bytes = 0 if constant else row_bytes * lane_count
+                source.lane_bytes = 0 if constant else row_bytes
             if mask is not None:
                 PyObject_GetBuffer(mask, &mask_view, PyBUF_C_CONTIGUOUS)
                 views[held] = mask_view
@@ -107,10 +135,10 @@ cdef class RingAppend(RingMemory):
             with nogil:
                 status = pe_ring_lock(&self._ring)
                 if status == PE_OK:
-                    status = pe_ring_append(&self._ring, lane_begin, lane_count, steps, sources,
-                                            sources + self._appends, mask_bytes, &done, &fault)
+                    status = self._append_rows(lane_begin, lane_count, steps, sources, mask_bytes,
+                                               &done, &fault)
                     pe_ring_unlock(&self._ring)
-            _report(status, &fault)
+            self._report_append(status, &fault, lane_begin, lane_count)
             return done
         finally:
             for i in range(held):
@@ -125,27 +153,30 @@ cdef class RingAppend(RingMemory):
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef pe_source sources[STACK_FIELDS]
-        cdef int held = 0, i, given = 0, total = self._appends + <int>self._ring.mutable_count
+        cdef pe_source *source
+        cdef int held = 0, i, given = 0
         cdef uint64_t lanes, row_bytes, bytes_given = 0, steps = 1
         cdef PyObject *item
         cdef pe_status status = PE_OK
         cdef pe_fault fault
         cdef uint64_t done = 0, lane_begin = 0 if lane < 0 else <uint64_t>lane
         cdef const uint8_t *mask_bytes = NULL
-        if self._dead or not self._open or total + 1 > STACK_FIELDS:
+        if self._dead or not self._open or self._targets > STACK_FIELDS:
             return -1
         if lane >= <int64_t>self._lanes:
             raise IndexError(f"lane {lane} of {self._lanes}")
         lanes = self._lanes if lane < 0 else 1
         try:
-            for i in range(total):
+            for i in range(self._total):
+                source = &sources[self._given[i].target]
+                row_bytes = self._given[i].row_bytes
                 item = PyDict_GetItem(fields, self._names[i])
                 if item == NULL:
                     if i < self._appends or self._defaults[i - self._appends] is None:
                         return -1
-                    sources[i].data = self._default_of(i - self._appends)
-                    sources[i].step_bytes = 0
-                    sources[i].lane_bytes = 0
+                    source.data = self._default_of(i - self._appends)
+                    source.step_bytes = 0
+                    source.lane_bytes = 0
                     continue
                 given += 1
                 value = <object>item
@@ -160,11 +191,9 @@ cdef class RingAppend(RingMemory):
                     steps = <uint64_t>views[0].shape[0]
                 if not self._fits(&views[held - 1], i, steps, lanes, has_steps):
                     return -1
-                row_bytes = (self._ring.fields[i].row_bytes if i < self._appends
-                             else self._mutables[i - self._appends].row_bytes)
-                sources[i].data = <const uint8_t *>views[held - 1].buf
-                sources[i].step_bytes = row_bytes * lanes
-                sources[i].lane_bytes = row_bytes
+                source.data = <const uint8_t *>views[held - 1].buf
+                source.step_bytes = row_bytes * lanes
+                source.lane_bytes = row_bytes
                 bytes_given += row_bytes * lanes * steps
             if given != len(fields) or given == 0:
                 return -1
@@ -180,19 +209,19 @@ cdef class RingAppend(RingMemory):
                     return -1
                 mask_bytes = <const uint8_t *>views[held - 1].buf
             if bytes_given < RELEASE_GIL_BYTES and pe_ring_try_lock(&self._ring):
-                status = pe_ring_append(&self._ring, lane_begin, lanes, steps, sources,
-                                        sources + self._appends, mask_bytes, &done, &fault)
+                status = self._append_rows(lane_begin, lanes, steps, sources, mask_bytes, &done,
+                                           &fault)
                 pe_ring_unlock(&self._ring)
             else:
                 with nogil:
                     status = pe_ring_lock(&self._ring)
                     if status == PE_OK:
-                        status = pe_ring_append(&self._ring, lane_begin, lanes, steps, sources,
-                                                sources + self._appends, mask_bytes, &done, &fault)
+                        status = self._append_rows(lane_begin, lanes, steps, sources, mask_bytes,
+                                                   &done, &fault)
                         pe_ring_unlock(&self._ring)
             if status == PE_CLOSED:
                 return -1
-            _report(status, &fault)
+            self._report_append(status, &fault, lane_begin, lanes)
             return steps - done
         finally:
             for i in range(held):
@@ -210,22 +239,14 @@ cdef class RingAppend(RingMemory):
     cdef bint _fits(self, const Py_buffer *view, int field, uint64_t steps, uint64_t lanes,
                     bint has_steps) noexcept:
         """Whether a buffer has a field's dtype, and its shape behind (steps,) lanes."""
-        cdef const pe_field_record *record
-        cdef int lead
-        cdef uint32_t d
-        if not self._is_format(view, field):
+        cdef const given_field *given = &self._given[field]
+        cdef int lead = view.ndim - given.dimensions
+        cdef int d
+        if (not self._is_format(view, field)
+                or not _has_lead(view, lead, steps, lanes, has_steps)):
             return False
-        if field >= self._appends:
-            # The shapes of mutable fields are not known here: scalars are nearly all of them.
-            return (_has_lead(view, view.ndim, steps, lanes, has_steps)
-                    and <uint64_t>view.len == steps * lanes
-                    * self._mutables[field - self._appends].row_bytes)
-        record = &self._ring.fields[field]
-        lead = view.ndim - <int>record.dimensions
-        if not _has_lead(view, lead, steps, lanes, has_steps):
-            return False
-        for d in range(record.dimensions):
-            if view.shape[lead + <int>d] != <Py_ssize_t>record.shape[d]:
+        for d in range(given.dimensions):
+            if view.shape[lead + d] != given.shape[d]:
                 return False
         return True
 

@@ -2,7 +2,8 @@
 
 from ring_native cimport (
     PE_BAD_PRIORITY, PE_BUSY, PE_CLOSED, PE_DAMAGED, PE_DROPPED, PE_EMPTY, PE_NO_MEMORY,
-    PE_NO_PRIORITY, PE_NO_SLOT, PE_OK, PE_UNKNOWN_REF, PE_UNREADABLE, pe_fault, pe_status,
+    PE_NO_PRIORITY, PE_NO_SLOT, PE_NO_WINDOW, PE_OK, PE_UNKNOWN_REF, PE_UNREADABLE, pe_fault,
+    pe_status,
 )
 
 from pyengine.errors import (
@@ -32,6 +33,16 @@ class NoMemory(Exception):
         self.error_number = error_number
 
 
+class BrokenStack(Exception):
+    """next_obs of a pair does not follow its obs, in the row of this step and lane."""
+
+    def __init__(self, pair, step, lane):
+        super().__init__(f"pair {pair}, step {step}, lane {lane}")
+        self.pair = pair
+        self.step = step
+        self.lane = lane
+
+
 cdef int _report(pe_status status, const pe_fault *fault) except -1:
     """Turn a status into an exception: the one place that does."""
     if status == PE_OK or status == PE_NO_SLOT:
@@ -53,6 +64,9 @@ cdef int _report(pe_status status, const pe_fault *fault) except -1:
         raise PriorityError(
             f"priority {fault.row} (counted from 0) is negative, infinite or NaN; nothing was changed",
             field="priorities", expected="finite float32 values of at least 0", got=fault.row)
+    if status == PE_NO_WINDOW:
+        raise EmptyRingError("no sequence of the ring is as long as was asked for; take shorter "
+                             "windows, or pad=True")
     if status == PE_DAMAGED:
         raise BlockFault(fault.lane, fault.segment, fault.offset, fault.block, fault.expected,
                          fault.got, 0)

@@ -14,10 +14,20 @@ from control_block cimport pe_ring_control
 from ring_native cimport (
     PE_OK, pe_mutable_field, pe_priorities, pe_ring, pe_ring_close, pe_ring_free, pe_ring_lock,
     pe_ring_lock_shared, pe_ring_open, pe_ring_unlock, pe_segment_fields, pe_segment_header,
-    pe_status,
+    pe_stack, pe_status,
 )
 
 from pyengine.errors import ClosedError, ForkedProcessError
+
+
+cdef struct given_field:
+    # A field as callers give and take it, appends before mutables. `target`: its place among all
+    # outputs and sources, which are the append fields with the start field, the mutable fields, and
+    # obs and next_obs of each pair of stacks.
+    uint64_t row_bytes
+    int dimensions
+    Py_ssize_t shape[8]
+    int target
 
 
 cdef class RingMemory:
@@ -29,21 +39,28 @@ cdef class RingMemory:
     cdef tuple _defaults
     cdef tuple _names
     cdef bytes _formats
+    cdef given_field *_given
     cdef pe_mutable_field *_mutables
+    cdef pe_stack *_stacks
     cdef uint32_t *_ends
     cdef pe_priorities _priorities
     cdef uint64_t _lanes
     cdef uint64_t _capacity
-    cdef int _appends  # append fields that callers give: all but the start field
+    cdef int _appends  # append fields that callers give
+    cdef int _total    # all fields that they give
+    cdef int _targets  # outputs and sources
     cdef list _hold_views
     cdef object __weakref__
 
     def __cinit__(self, arena, int arena_fd, int seal_event, bytes header_image, tuple names,
-                  bytes formats, tuple mutables, tuple defaults, tuple end_fields):
-        cdef Py_ssize_t i
+                  bytes formats, tuple given, tuple mutables, tuple defaults, tuple end_fields,
+                  tuple stacks):
+        cdef Py_ssize_t i, axis
         self._open = False
         self._dead = False
+        self._given = NULL
         self._mutables = NULL
+        self._stacks = NULL
         self._ends = NULL
         memset(&self._ring, 0, sizeof(pe_ring))
         memset(&self._priorities, 0, sizeof(pe_priorities))
@@ -56,8 +73,18 @@ cdef class RingMemory:
         self._hold_views = []
         self._mutables = <pe_mutable_field *>calloc(len(mutables) + 1, sizeof(pe_mutable_field))
         self._ends = <uint32_t *>calloc(len(end_fields) + 1, sizeof(uint32_t))
-        if self._mutables == NULL or self._ends == NULL:
+        self._given = <given_field *>calloc(len(given) + 1, sizeof(given_field))
+        self._stacks = <pe_stack *>calloc(len(stacks) + 1, sizeof(pe_stack))
+        if (self._mutables == NULL or self._ends == NULL or self._given == NULL
+                or self._stacks == NULL):
             raise MemoryError
+        for i in range(len(given)):
+            self._given[i].target, self._given[i].row_bytes, shape = given[i]
+            self._given[i].dimensions = len(shape)
+            for axis in range(len(shape)):
+                self._given[i].shape[axis] = shape[axis]
+        for i in range(len(stacks)):
+            self._stacks[i].field, self._stacks[i].depth = stacks[i]
         for i in range(len(mutables)):
             self._mutables[i].row_bytes, self._mutables[i].offset = mutables[i]
         for i in range(len(end_fields)):
@@ -74,7 +101,11 @@ cdef class RingMemory:
         self._ring.mutable_count = <uint32_t>len(mutables)
         self._ring.end_fields = self._ends
         self._ring.end_count = <uint32_t>len(end_fields)
-        self._appends = <int>self._ring.field_count - 1
+        self._ring.stacks = self._stacks
+        self._ring.stack_count = <uint32_t>len(stacks)
+        self._total = len(given)
+        self._appends = self._total - <int>len(mutables)
+        self._targets = <int>self._ring.field_count + <int>len(mutables) + 2 * <int>len(stacks)
         self._lanes = self._ring.control.lanes
         self._capacity = self._lanes * self._ring.control.rows_per_lane
         if pe_ring_open(&self._ring) != PE_OK:
@@ -85,7 +116,9 @@ cdef class RingMemory:
             pe_ring_free(&self._ring)
             if not self._dead:
                 PyBuffer_Release(&self._arena)
+        free(self._given)
         free(self._mutables)
+        free(self._stacks)
         free(self._ends)
 
     def close(self):

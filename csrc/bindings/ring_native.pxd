@@ -46,6 +46,7 @@ cdef extern from "ring.h" nogil:
     enum pe_status:
         PE_OK, PE_NO_SLOT, PE_NO_MEMORY, PE_BUSY, PE_UNKNOWN_REF, PE_EMPTY, PE_DAMAGED
         PE_UNREADABLE, PE_OUT_OF_MEMORY, PE_CLOSED, PE_DROPPED, PE_BAD_PRIORITY, PE_NO_PRIORITY
+        PE_BROKEN_STACK, PE_NO_WINDOW
     struct pe_fault:
         int64_t row
         uint64_t lane, segment, offset, block, expected, got
@@ -63,6 +64,8 @@ cdef extern from "ring.h" nogil:
     struct pe_dropped:
         pe_dropped_run *runs
         uint64_t begin, end
+    struct pe_stack:
+        uint32_t field, depth
     struct pthread_mutex_t:
         pass
     struct pe_ring:
@@ -80,6 +83,10 @@ cdef extern from "ring.h" nogil:
         pe_atomic retired_files
         pe_dropped *dropped
         pe_atomic dropped_rows
+        const pe_stack *stacks
+        uint32_t stack_count
+        uint8_t *marks
+        pe_atomic valid_rows
         pe_atomic may_take
         pe_atomic asks_for_memory
         pe_pcg64 rng
@@ -106,9 +113,6 @@ cdef extern from "ring.h" nogil:
     void pe_ring_drop_holds(pe_ring *ring)
     pe_status pe_ring_update(pe_ring *ring, const int64_t *refs, uint64_t count,
                              const pe_source *values, uint64_t *lost, pe_fault *fault)
-    pe_status pe_ring_draw(pe_ring *ring, uint64_t count, int64_t *refs)
-    pe_status pe_ring_gather(pe_ring *ring, const int64_t *refs, uint64_t count,
-                             uint8_t **outputs, uint8_t **mutable_outputs, pe_fault *fault)
     void pe_ring_refs_at(const pe_ring *ring, const int64_t *positions, uint64_t count,
                          int64_t *refs)
     pe_status pe_ring_verify(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
@@ -130,3 +134,35 @@ cdef extern from "priorities.h" nogil:
     pe_status pe_priorities_draw(pe_ring *ring, uint64_t count, double beta, int64_t *refs,
                                  float *weights)
     void pe_priorities_settle(pe_ring *ring)
+
+cdef extern from "spans.h" nogil:
+    struct pe_stack_source:
+        pe_source obs, next_obs
+    struct pe_gather_targets:
+        uint8_t **fields
+        uint8_t **mutables
+        uint8_t **stacks
+    struct pe_steps:
+        const int64_t *refs
+        const int64_t *steps
+        uint64_t count
+        uint32_t field
+        bint is_double
+        double gamma
+    pe_status pe_marks_build(pe_ring *ring, pe_fault *fault)
+    pe_status pe_ring_append_stacks(pe_ring *ring, uint64_t lane_begin, uint64_t lane_count,
+                                    uint64_t steps, const pe_source *sources,
+                                    const pe_source *mutables, const pe_stack_source *stacks,
+                                    const uint8_t *mask, uint64_t *done, pe_fault *fault)
+    pe_status pe_ring_gather_spans(pe_ring *ring, const int64_t *refs, uint64_t count,
+                                   const pe_gather_targets *targets, pe_fault *fault)
+    pe_status pe_ring_draw_valid(pe_ring *ring, uint64_t count, int64_t *refs)
+    void pe_steps_find(const pe_ring *ring, const int64_t *refs, uint64_t count, uint64_t most,
+                       int64_t *lasts, int64_t *steps)
+    pe_status pe_steps_sum(pe_ring *ring, const pe_steps *sum, uint8_t *returns, float *discounts,
+                           pe_fault *fault)
+    pe_status pe_ring_draw_windows(pe_ring *ring, uint64_t count, uint64_t length, bint pad,
+                                   int64_t *refs, int64_t *lengths)
+    uint64_t pe_row_position(const pe_ring *ring, uint64_t lane, uint64_t row)
+    uint64_t pe_lane_total(const pe_ring *ring, uint64_t lane)
+    uint64_t pe_lane_tail(const pe_ring *ring, uint64_t lane)

@@ -9,9 +9,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_pcg64, pe_priorities_draw, pe_ring_assign,
-    pe_ring_draw, pe_ring_gather, pe_ring_lock, pe_ring_lock_shared,
-    pe_ring_refs_at, pe_ring_try_lock_shared, pe_ring_unlock, pe_ring_update, pe_source, pe_status, pthread_mutex_lock,
+    PE_CLOSED, PE_OK, pe_fault, pe_items, pe_gather_targets, pe_pcg64, pe_priorities_draw,
+    pe_ring_assign, pe_ring_draw_valid, pe_ring_gather_spans, pe_ring_lock, pe_ring_lock_shared,
+    pe_ring_refs_at, pe_ring_try_lock_shared, pe_ring_unlock, pe_ring_update, pe_source, pe_status,
+    pthread_mutex_lock,
     pthread_mutex_unlock,
 )
 
@@ -57,6 +58,15 @@ cdef class RingRead(RingAppend):
     def lost_updates(self, uint64_t value):
         self._ring.lost_updates = value
 
+    cdef pe_status _copy_out(self, const int64_t *refs, uint64_t rows, uint8_t **targets,
+                             pe_fault *fault) noexcept nogil:
+        """Gather into outputs by target. Shared lock held."""
+        cdef pe_gather_targets wanted
+        wanted.fields = targets
+        wanted.mutables = targets + self._ring.field_count
+        wanted.stacks = wanted.mutables + self._ring.mutable_count
+        return pe_ring_gather_spans(&self._ring, refs, rows, &wanted, fault)
+
     def gather(self, int64_t[::1] refs, list outputs, bint draw=False, float[::1] weights=None,
                double beta=0):
         """Fill `outputs` (one writable C-contiguous buffer a field, or None); draw first if asked.
@@ -81,7 +91,7 @@ cdef class RingRead(RingAppend):
         if weights != NULL:
             status = pe_priorities_draw(&self._ring, rows, beta, refs, weights)
         else:
-            status = pe_ring_draw(&self._ring, rows, refs)
+            status = pe_ring_draw_valid(&self._ring, rows, refs)
         pthread_mutex_unlock(&self._ring.draw)
         return status
 
@@ -95,16 +105,15 @@ cdef class RingRead(RingAppend):
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef uint8_t *targets[STACK_FIELDS]
-        cdef int held = 0, given = 0, i, at, fields = <int>self._ring.field_count
-        cdef int total = self._appends + <int>self._ring.mutable_count
-        cdef uint64_t rows, row_bytes, whole_bytes = 0
+        cdef int held = 0, given = 0, i, at
+        cdef uint64_t rows, whole_bytes = 0
         cdef float *weighed
         cdef PyObject *item
         cdef pe_status status
         cdef pe_fault fault
         cdef list kept = None  # tensors: no other thread may free them meanwhile
-        # One view more for the refs, one target more for the start field.
-        if self._dead or not self._open or total + 1 > STACK_FIELDS or type(refs) is not kind:
+        # There is one target that nobody gives, the start field's: its view is that of the refs.
+        if self._dead or not self._open or self._targets > STACK_FIELDS or type(refs) is not kind:
             return False
         try:
             if not _take(refs, &views[0]):
@@ -113,10 +122,10 @@ cdef class RingRead(RingAppend):
             if views[0].ndim != 1 or not _is_char(&views[0], b'l') or (draw and views[0].readonly):
                 return False
             rows = <uint64_t>views[0].shape[0]
-            targets[self._appends] = NULL
-            for i in range(total):
-                at = i if i < self._appends else i + 1
-                targets[at] = NULL
+            for i in range(self._targets):
+                targets[i] = NULL
+            for i in range(self._total):
+                at = self._given[i].target
                 item = PyDict_GetItem(outputs, self._names[i])
                 if item == NULL:
                     continue
@@ -137,9 +146,7 @@ cdef class RingRead(RingAppend):
                     kept.append(value)
                 if targets[at] == NULL:
                     return False
-                row_bytes = (self._ring.fields[i].row_bytes if i < self._appends
-                             else self._mutables[i - self._appends].row_bytes)
-                whole_bytes += rows * row_bytes
+                whole_bytes += rows * self._given[i].row_bytes
             if given != len(outputs) or rows == 0:
                 return False
             weighed = self._weights_of(weights, rows)
@@ -181,16 +188,13 @@ cdef class RingRead(RingAppend):
         if draw:
             status = self._draw(rows, refs, weights, beta)
         if status == PE_OK:
-            status = pe_ring_gather(&self._ring, refs, rows, targets,
-                                    targets + self._ring.field_count, fault)
+            status = self._copy_out(refs, rows, targets, fault)
         return status
 
     cdef bint _holds(self, const Py_buffer *view, int field, uint64_t rows) noexcept:
         """Whether a buffer has the shape (rows, *shape) of a field, and its dtype."""
-        cdef int axes = 1
-        if field < self._appends:
-            axes += <int>self._ring.fields[field].dimensions
-        return view.ndim == axes and self._fits(view, field, 1, rows, False)
+        return (view.ndim == self._given[field].dimensions + 1
+                and self._fits(view, field, 1, rows, False))
 
     def gather_at(self, int64_t[::1] positions, int64_t[::1] refs, list outputs, bint compact):
         """Fill `refs` (-1: no valid row) and the outputs, all of one instant.
@@ -211,17 +215,16 @@ cdef class RingRead(RingAppend):
         cdef uint8_t **targets
         cdef int64_t *valid = NULL
         cdef int held = 0, i, count = len(outputs)
-        cdef int fields = <int>self._ring.field_count
-        cdef uint64_t row_bytes, rows = refs.shape[0], found = rows, row
+        cdef uint64_t rows = refs.shape[0], found = rows, row
         cdef int64_t *first = &refs[0] if rows else NULL
         cdef int64_t *wanted = first
         cdef pe_status status = PE_OK
         cdef pe_fault fault
         self._check()
-        if count != fields + <int>self._ring.mutable_count:
+        if count != self._total:
             raise ValueError("one output for each field")
         views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
-        targets = <uint8_t **>calloc(count + 1, sizeof(uint8_t *))
+        targets = <uint8_t **>calloc(self._targets, sizeof(uint8_t *))
         if compact:
             wanted = valid = <int64_t *>calloc(rows + 1, sizeof(int64_t))
         try:
@@ -231,15 +234,11 @@ cdef class RingRead(RingAppend):
                 output = outputs[i]
                 if output is None:
                     continue
-                if i < fields:
-                    row_bytes = self._ring.fields[i].row_bytes
-                else:
-                    row_bytes = self._mutables[i - fields].row_bytes
                 PyObject_GetBuffer(output, &views[held], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
                 held += 1
-                if <uint64_t>views[held - 1].len != row_bytes * rows:
+                if <uint64_t>views[held - 1].len != self._given[i].row_bytes * rows:
                     raise ValueError(f"output {i}: {views[held - 1].len} bytes do not fit the rows")
-                targets[i] = <uint8_t *>views[held - 1].buf
+                targets[self._given[i].target] = <uint8_t *>views[held - 1].buf
             with nogil:
                 status = pe_ring_lock_shared(&self._ring)
                 if status == PE_OK:
@@ -254,8 +253,7 @@ cdef class RingRead(RingAppend):
                                 valid[found] = first[row]
                                 found += 1
                     if status == PE_OK:
-                        status = pe_ring_gather(&self._ring, wanted, found, targets,
-                                                targets + fields, &fault)
+                        status = self._copy_out(wanted, found, targets, &fault)
                     pe_ring_unlock(&self._ring)
             _report(status, &fault)
             return found

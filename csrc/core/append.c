@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "append.h"
 #include "priorities.h"
 
 static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) {
@@ -20,16 +21,7 @@ static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) 
   }
 }
 
-/* What is to be appended: all lanes' values, and which of them count. */
-struct batch {
-  uint64_t lane_begin;
-  uint64_t lane_count;
-  const struct pe_source *sources;
-  const struct pe_source *mutables;
-  const uint8_t *mask; /* steps x lane_count bytes, or NULL for all */
-};
-
-static bool is_wanted(const struct batch *batch, uint64_t step, uint64_t l) {
+static bool is_wanted(const struct pe_batch *batch, uint64_t step, uint64_t l) {
   return batch->mask == NULL || batch->mask[step * batch->lane_count + l];
 }
 
@@ -58,7 +50,7 @@ static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, si
 }
 
 /* Copy `count` consecutive steps of a batch's lane into its open segment, starting at row `id`. */
-static void copy_steps(struct pe_ring *ring, uint8_t *image, const struct batch *batch, uint64_t l,
+static void copy_steps(struct pe_ring *ring, uint8_t *image, const struct pe_batch *batch, uint64_t l,
                        uint64_t id, uint64_t step, uint64_t count) {
   const uint64_t row = id & (ring->control->segment_rows - 1);
   for (uint32_t f = 0; f + 1 < ring->field_count; f++) {
@@ -106,21 +98,38 @@ static uint8_t *open_image(const struct pe_ring *ring, uint64_t lane, uint64_t s
   return ring->base + pe_control_slot_offset(ring->control, slot);
 }
 
-/* Append what counts of steps [step, step + count) of one lane: its open segment has room. */
-static void append_run(struct pe_ring *ring, const struct batch *batch, uint64_t l, uint64_t step,
-                       uint64_t count) {
-  const uint64_t lane_index = batch->lane_begin + l;
+uint8_t *pe_append_image(const struct pe_ring *ring, uint64_t lane) {
+  return open_image(ring, lane, pe_lane_total(ring, lane) >> ring->segment_shift);
+}
+
+void pe_append_publish(struct pe_ring *ring, uint64_t lane_index, uint64_t count) {
   struct pe_lane *lane = pe_control_lane(ring->control, lane_index);
   const uint64_t id = atomic_load_explicit(&lane->total_count, memory_order_relaxed);
   const uint64_t tail = atomic_load_explicit(&lane->tail, memory_order_relaxed);
   const uint64_t per_lane = ring->control->rows_per_lane;
   const uint64_t segment = id >> ring->segment_shift;
+  const uint64_t total = id + count;
+  const uint64_t new_tail = total > per_lane && total - per_lane > tail ? total - per_lane : tail;
+  /* The tail first: a reader between the two stores sees rows missing, never one row too many. */
+  atomic_store_explicit(&lane->tail, new_tail, memory_order_release);
+  atomic_store_explicit(&lane->total_count, total, memory_order_release);
+  if (ring->marks != NULL) pe_marks_append(ring, lane_index, id, count);
+  if ((total & (ring->control->segment_rows - 1)) == 0) seal_segment(ring, lane_index, segment);
+  for (uint64_t s = tail >> ring->segment_shift; s < new_tail >> ring->segment_shift; s++)
+    pe_ring_release_segment(ring, lane_index, s);
+  if (pe_has_dropped(ring)) pe_ring_trim_dropped(ring, lane_index, new_tail);
+}
+
+void pe_append_run(struct pe_ring *ring, const struct pe_batch *batch, uint64_t l, uint64_t step,
+                   uint64_t count) {
+  const uint64_t lane = batch->lane_begin + l;
+  const uint64_t id = pe_lane_total(ring, lane);
   const uint64_t end = step + count;
   uint64_t total = id;
 
   while (step < end && !is_wanted(batch, step, l)) step++;
   if (step == end) return;
-  uint8_t *image = open_image(ring, lane_index, segment);
+  uint8_t *image = pe_append_image(ring, lane);
   while (step < end) {
     const uint64_t first = step;
     if (batch->mask == NULL) step = end;
@@ -129,41 +138,36 @@ static void append_run(struct pe_ring *ring, const struct batch *batch, uint64_t
     total += step - first;
     while (step < end && !is_wanted(batch, step, l)) step++;
   }
-  mark_starts(ring, image, lane, id, total - id);
-  if (ring->priorities != NULL)
-    pe_priorities_added(ring, lane_index, id, total - id, batch->mutables);
-  const uint64_t new_tail = total > per_lane && total - per_lane > tail ? total - per_lane : tail;
-  /* The tail first: a reader between the two stores sees rows missing, never one row too many. */
-  atomic_store_explicit(&lane->tail, new_tail, memory_order_release);
-  atomic_store_explicit(&lane->total_count, total, memory_order_release);
-  if ((total & (ring->control->segment_rows - 1)) == 0) seal_segment(ring, lane_index, segment);
-  for (uint64_t s = tail >> ring->segment_shift; s < new_tail >> ring->segment_shift; s++)
-    pe_ring_release_segment(ring, lane_index, s);
-  if (pe_has_dropped(ring)) pe_ring_trim_dropped(ring, lane_index, new_tail);
+  mark_starts(ring, image, pe_control_lane(ring->control, lane), id, total - id);
+  if (ring->priorities != NULL) pe_priorities_added(ring, lane, id, total - id, batch->mutables);
+  pe_append_publish(ring, lane, total - id);
 }
 
-/* Open the segments that one step needs; rows are added only where all of them have a place. */
-static enum pe_status open_for_step(struct pe_ring *ring, const struct batch *batch, uint64_t step,
-                                    struct pe_fault *fault) {
+enum pe_status pe_append_open(struct pe_ring *ring, const struct pe_batch *batch, uint64_t step,
+                              const uint32_t *openings, struct pe_fault *fault) {
+  const uint64_t row_mask = ring->control->segment_rows - 1;
   for (uint64_t l = 0; l < batch->lane_count; l++) {
     if (!is_wanted(batch, step, l)) continue;
     const uint64_t lane = batch->lane_begin + l;
     const uint64_t id = pe_lane_total(ring, lane);
-    if ((id & (ring->control->segment_rows - 1)) != 0) continue;
-    const uint64_t segment = id >> ring->segment_shift;
-    const struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
-    if (atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) == segment + 1 &&
-        ring->images[pe_ring_index(ring, lane, segment)] != NULL)
-      continue; /* opened by an earlier try that had to wait for another lane's slot */
-    uint8_t *image;
-    const enum pe_status status = pe_ring_open_segment(ring, lane, segment, &image, fault);
-    if (status != PE_OK) return status;
+    const uint64_t last = id + (openings == NULL ? 0 : openings[lane]);
+    /* The segment that has rows already is open. */
+    uint64_t segment = (id + row_mask) >> ring->segment_shift;
+    for (; segment <= last >> ring->segment_shift; segment++) {
+      const struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
+      if (atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) == segment + 1 &&
+          ring->images[pe_ring_index(ring, lane, segment)] != NULL)
+        continue; /* opened by an earlier try that had to wait for another slot */
+      uint8_t *image;
+      const enum pe_status status = pe_ring_open_segment(ring, lane, segment, &image, fault);
+      if (status != PE_OK) return status;
+    }
   }
   return PE_OK;
 }
 
 /* How many steps from `step` on need no other segments than those that `step` itself needs. */
-static uint64_t steps_at_once(const struct pe_ring *ring, const struct batch *batch, uint64_t step,
+static uint64_t steps_at_once(const struct pe_ring *ring, const struct pe_batch *batch, uint64_t step,
                               uint64_t steps) {
   const uint64_t segment_rows = ring->control->segment_rows;
   uint64_t count = steps - step < segment_rows ? steps - step : segment_rows;
@@ -183,17 +187,17 @@ enum pe_status pe_ring_append(struct pe_ring *ring, uint64_t lane_begin, uint64_
                               uint64_t steps, const struct pe_source *sources,
                               const struct pe_source *mutables, const uint8_t *mask,
                               uint64_t *done, struct pe_fault *fault) {
-  const struct batch batch = {lane_begin, lane_count, sources, mutables, mask};
+  const struct pe_batch batch = {lane_begin, lane_count, sources, mutables, mask};
   if (ring->priorities != NULL && *done == 0) {
     const enum pe_status status =
         pe_priorities_check_rows(ring, lane_count, steps, mutables, mask, fault);
     if (status != PE_OK) return status;
   }
   while (*done < steps) {
-    const enum pe_status status = open_for_step(ring, &batch, *done, fault);
+    const enum pe_status status = pe_append_open(ring, &batch, *done, NULL, fault);
     if (status != PE_OK) return status;
     const uint64_t count = steps == 1 ? 1 : steps_at_once(ring, &batch, *done, steps);
-    for (uint64_t l = 0; l < lane_count; l++) append_run(ring, &batch, l, *done, count);
+    for (uint64_t l = 0; l < lane_count; l++) pe_append_run(ring, &batch, l, *done, count);
     *done += count;
   }
   return PE_OK;

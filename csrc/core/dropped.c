@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "priorities.h"
+#include "spans.h"
 
 static uint64_t rows_of(const struct pe_dropped *dropped) {
   if (dropped->begin == dropped->end) return 0;
@@ -31,6 +32,11 @@ bool pe_lane_is_dropped(const struct pe_ring *ring, uint64_t lane, uint64_t row)
   const struct pe_dropped *dropped = &ring->dropped[lane];
   const uint64_t at = find_run(dropped, row);
   return at < dropped->end && dropped->runs[at].first <= row;
+}
+
+bool pe_row_is_hole(const struct pe_ring *ring, uint64_t lane, uint64_t row) {
+  if (ring->stack_count == 0) return pe_lane_is_dropped(ring, lane, row);
+  return (pe_mark_of(ring, lane, row) & PE_MARK_VALID) == 0;
 }
 
 uint64_t pe_lane_row(const struct pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t index) {
@@ -121,6 +127,7 @@ enum pe_status pe_ring_drop(struct pe_ring *ring, uint64_t lane, uint64_t first,
   const uint64_t before = rows_of(dropped);
   insert(dropped, first, end);
   *added = rows_of(dropped) - before;
+  if (ring->marks != NULL) pe_marks_drop(ring, lane, first, end);
   atomic_fetch_add_explicit(&ring->dropped_rows, *added, memory_order_relaxed);
   if (ring->priorities != NULL) pe_priorities_dropped(ring, lane);
   return PE_OK;

@@ -63,7 +63,7 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
   const uint64_t mask = ring->control->segment_rows - 1;
-  const bool has_holes = pe_has_dropped(ring);
+  const bool has_holes = pe_has_holes(ring);
   const bool has_mutables = ring->mutable_count > 0;
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t ref = (uint64_t)refs[i];
@@ -73,9 +73,9 @@ static enum pe_status find_rows(const struct pe_ring *ring, const int64_t *refs,
       fault->row = refs[i];
       return PE_UNKNOWN_REF;
     }
-    if (has_holes && pe_lane_is_dropped(ring, lane, id)) {
+    if (has_holes && pe_row_is_hole(ring, lane, id)) {
       fault->row = refs[i];
-      return PE_DROPPED;
+      return pe_lane_is_dropped(ring, lane, id) ? PE_DROPPED : PE_UNKNOWN_REF;
     }
     const uint64_t segment = id >> ring->segment_shift;
     const uint8_t *image = ring->images[pe_ring_index(ring, lane, segment)];
@@ -173,12 +173,12 @@ enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_
     const enum pe_status status = pe_priorities_check(given->data, count, given->step_bytes, fault);
     if (status != PE_OK) return status;
   }
-  const bool has_holes = pe_has_dropped(ring);
+  const bool has_holes = pe_has_holes(ring);
   *lost = 0;
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t lane = (uint64_t)refs[i] % lanes;
     const uint64_t id = (uint64_t)refs[i] / lanes;
-    if (id < pe_lane_tail(ring, lane) || (has_holes && pe_lane_is_dropped(ring, lane, id))) {
+    if (id < pe_lane_tail(ring, lane) || (has_holes && pe_row_is_hole(ring, lane, id))) {
       ++*lost;
       continue;
     }
@@ -228,7 +228,7 @@ void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint6
                      int64_t *refs) {
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
-  const bool has_holes = pe_has_dropped(ring);
+  const bool has_holes = pe_has_holes(ring);
   for (uint64_t i = 0; i < count; i++) {
     const uint64_t position = (uint64_t)positions[i];
     const uint64_t lane = position / per_lane;
@@ -240,7 +240,7 @@ void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint6
     const uint64_t slot = position % per_lane;
     if (slot >= total) continue;
     const uint64_t id = total - 1 - (total - 1 - slot) % per_lane;
-    if (id < tail || (has_holes && pe_lane_is_dropped(ring, lane, id))) continue;
+    if (id < tail || (has_holes && pe_row_is_hole(ring, lane, id))) continue;
     refs[i] = (int64_t)(id * lanes + lane);
   }
 }

@@ -1,5 +1,7 @@
 #include "priorities.h"
 
+#include "spans.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -139,7 +141,7 @@ static double make_leaf(struct leaf_maker *maker, float priority) {
 static void settle_rows(struct pe_ring *ring, uint64_t lane, uint64_t first, uint64_t end) {
   struct pe_priorities *priorities = ring->priorities;
   const uint64_t per_lane = ring->control->rows_per_lane;
-  const bool has_holes = pe_has_dropped(ring);
+  const bool has_holes = pe_has_holes(ring);
   const float *stored = stored_priorities(ring);
   double *leaves = priorities->tree.sums[0];
   struct leaf_maker maker = {priorities->rule.alpha, 0, 0};
@@ -149,8 +151,8 @@ static void settle_rows(struct pe_ring *ring, uint64_t lane, uint64_t first, uin
     const uint64_t count = end - first < room ? end - first : room;
     const uint64_t begin = lane * per_lane + slot;
     for (uint64_t i = 0; i < count; i++) {
-      const bool is_dropped = has_holes && pe_lane_is_dropped(ring, lane, first + i);
-      leaves[begin + i] = is_dropped ? 0 : make_leaf(&maker, stored[begin + i]);
+      const bool is_hole = has_holes && pe_row_is_hole(ring, lane, first + i);
+      leaves[begin + i] = is_hole ? 0 : make_leaf(&maker, stored[begin + i]);
     }
     pe_sum_tree_refresh(&priorities->tree, begin, begin + count);
     first += count;
@@ -163,7 +165,10 @@ void pe_priorities_settle(struct pe_ring *ring) {
     const uint64_t total = pe_lane_total(ring, lane);
     if (settled[lane] == total) continue;
     const uint64_t tail = pe_lane_tail(ring, lane);
-    settle_rows(ring, lane, settled[lane] > tail ? settled[lane] : tail, total);
+    const uint64_t first = settled[lane] > tail ? settled[lane] : tail;
+    const uint64_t reached = tail + ring->reach < first ? tail + ring->reach : first;
+    settle_rows(ring, lane, tail, reached); /* their frames may have left the window since */
+    settle_rows(ring, lane, first, total);
     settled[lane] = total;
   }
 }
@@ -172,7 +177,7 @@ void pe_priorities_updated(struct pe_ring *ring, const int64_t *refs, uint64_t c
   struct pe_priorities *priorities = ring->priorities;
   const uint64_t lanes = ring->control->lanes;
   const uint64_t per_lane = ring->control->rows_per_lane;
-  const bool has_holes = pe_has_dropped(ring);
+  const bool has_holes = pe_has_holes(ring);
   const float *stored = stored_priorities(ring);
   double *leaves = priorities->tree.sums[0];
   struct leaf_maker maker = {priorities->rule.alpha, 0, 0};
@@ -186,7 +191,7 @@ void pe_priorities_updated(struct pe_ring *ring, const int64_t *refs, uint64_t c
       const uint64_t lane = lanes == 1 ? 0 : ref % lanes;
       const uint64_t id = lanes == 1 ? ref : ref / lanes;
       if (id < pe_lane_tail(ring, lane)) continue;
-      if (has_holes && pe_lane_is_dropped(ring, lane, id)) continue;
+      if (has_holes && pe_row_is_hole(ring, lane, id)) continue;
       places[valid] = lane * per_lane + id % per_lane;
       __builtin_prefetch(leaves + places[valid], 1);
       valid++;
@@ -204,6 +209,8 @@ void pe_priorities_updated(struct pe_ring *ring, const int64_t *refs, uint64_t c
 }
 
 static bool has_rows(const struct pe_ring *ring) {
+  if (ring->stack_count > 0)
+    return atomic_load_explicit(&ring->valid_rows, memory_order_relaxed) > 0;
   for (uint64_t lane = 0; lane < ring->control->lanes; lane++)
     if (pe_lane_total(ring, lane) - pe_lane_tail(ring, lane) > pe_lane_dropped(ring, lane))
       return true;

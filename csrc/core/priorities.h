@@ -8,7 +8,8 @@
  *
  * Appending does nothing here but note a higher p. Rows that came since the last draw are known by
  * their numbers alone, and a new row lies where the one was that it took the window's place from: the
- * next draw brings their leaves up to date, in one pass over positions that lie side by side.
+ * next draw brings their leaves up to date, in one pass over positions that lie side by side; and
+ * those of the oldest rows of stacks, whose frames may have left the window.
  *
  * The tree is changed under the exclusive lock, or under the shared one with the draw mutex.
  */

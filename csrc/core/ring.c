@@ -1,5 +1,6 @@
 /* The private side of a ring: its tables, its locks, and what a restore sets. */
 #include "priorities.h"
+#include "spans.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
   ring->dropped = calloc(control->lanes, sizeof *ring->dropped);
   uint64_t *windows = calloc((size_t)control->lanes * 2 * PE_MAX_HOLDS, sizeof *windows);
   if (ring->images == NULL || ring->is_file == NULL || ring->free_slots == NULL ||
-      ring->is_reserved == NULL || ring->dropped == NULL || windows == NULL) {
+      ring->is_reserved == NULL || ring->dropped == NULL || windows == NULL ||
+      !pe_spans_open(ring)) {
     free(windows);
     ring->holds[0].tails = NULL;
     pe_ring_free(ring);
@@ -58,6 +60,7 @@ void pe_ring_free(struct pe_ring *ring) {
   free(ring->dropped);
   ring->dropped = NULL;
   if (ring->priorities != NULL) pe_priorities_free(ring->priorities);
+  pe_spans_free(ring);
   free(ring->images);
   free(ring->is_file);
   free(ring->free_slots);

@@ -36,6 +36,8 @@ enum pe_status {
   PE_DROPPED = 10, /* the row was given up; fault.row names its ref */
   PE_BAD_PRIORITY = 11, /* negative, infinite or NaN; fault.row is its index */
   PE_NO_PRIORITY = 12,  /* there are rows, and none has a priority above 0 */
+  PE_BROKEN_STACK = 13, /* fault.row: step x lanes + lane, fault.block: the pair */
+  PE_NO_WINDOW = 14,    /* no sequence is as long as was asked for */
 };
 
 /* What went wrong where; filled in for the statuses that say so. */
@@ -88,6 +90,12 @@ struct pe_dropped {
   uint64_t room;
 };
 
+/* Two fields that are stacks of frames of one append field `field`: see spans.h. */
+struct pe_stack {
+  uint32_t field;
+  uint32_t depth;
+};
+
 struct pe_ring {
   struct pe_ring_control *control;
   uint8_t *base; /* the arena */
@@ -118,6 +126,17 @@ struct pe_ring {
 
   struct pe_dropped *dropped;     /* one a lane; changed under the exclusive lock */
   _Atomic uint64_t dropped_rows; /* over all lanes; 0: nobody looks at `dropped` */
+
+  /* What spans rows (spans.h); changed under the exclusive lock. */
+  const struct pe_stack *stacks;
+  uint32_t stack_count;
+  uint32_t reach;              /* frames that a row needs from before it: the deepest stack */
+  uint8_t *marks;              /* by position, or NULL as long as nobody asks */
+  _Atomic uint64_t valid_rows; /* over all lanes, as `marks` say */
+  uint8_t *newest;             /* by lane, the stacks that the next row may continue */
+  uint64_t newest_bytes;       /* of one lane */
+  bool *has_newest;
+  uint32_t *openings; /* by lane, opening rows of the step that is being added */
 
   struct pe_hold holds[PE_MAX_HOLDS];
   uint64_t lost_updates; /* updates of refs that left the window */
@@ -232,6 +251,9 @@ bool pe_lane_is_dropped(const struct pe_ring *ring, uint64_t lane, uint64_t row)
 /* The row id of valid row `index` of a lane, counted from its tail. */
 uint64_t pe_lane_row(const struct pe_ring *ring, uint64_t lane, uint64_t tail, uint64_t index);
 
+/* Whether a row of the window is no valid one: it was dropped, opens a sequence, or lacks frames. */
+bool pe_row_is_hole(const struct pe_ring *ring, uint64_t lane, uint64_t row);
+
 /* Translate positions to refs; -1 where the position holds no valid row. Shared lock held. */
 void pe_ring_refs_at(const struct pe_ring *ring, const int64_t *positions, uint64_t count,
                      int64_t *refs);
@@ -255,6 +277,11 @@ static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, 
 
 static inline bool pe_has_dropped(const struct pe_ring *ring) {
   return atomic_load_explicit(&ring->dropped_rows, memory_order_relaxed) != 0;
+}
+
+/* Whether `pe_row_is_hole` may say yes. */
+static inline bool pe_has_holes(const struct pe_ring *ring) {
+  return ring->stack_count > 0 || pe_has_dropped(ring);
 }
 
 static inline uint64_t pe_lane_total(const struct pe_ring *ring, uint64_t lane) {

@@ -27,6 +27,18 @@ class BlockFault(Exception):
         error_number: int,
     ) -> None: ...
 
+START: int
+OPENING: int
+VALID: int
+
+class BrokenStack(Exception):
+    """next_obs of pair number `pair` does not follow its obs, in the row of this step and lane."""
+
+    pair: int
+    step: int
+    lane: int
+    def __init__(self, pair: int, step: int, lane: int) -> None: ...
+
 class NoMemory(Exception):
     """Shared memory had no room for a segment slot."""
 
@@ -44,10 +56,12 @@ def exchange(
 class RingCore:
     """The trainer's side of a ring over its arena (csrc/core/ring.h); each call is one native call.
 
-    Fields go by number: append fields in schema order (the reserved start field last), then mutable
-    fields. Holds a view of the arena until closed. Calls raise ClosedError after a close,
-    UnknownRefError, EmptyRingError, BlockFault and NoMemory; wrong sizes are ValueError: the Python
-    layer checks before. Any thread may call.
+    Fields go by number: append fields in schema order, as callers give them, then mutable fields.
+    `given` has (target, bytes of a row, shape) of each; targets number the append fields that rows
+    keep with the start field, the mutable fields, and obs and next_obs of each of `stacks`, which
+    has (number of the append field that keeps the frames, depth). Holds a view of the arena until
+    closed. Calls raise ClosedError after a close, UnknownRefError, EmptyRingError, BlockFault and
+    NoMemory; wrong sizes are ValueError: the Python layer checks before. Any thread may call.
     """
 
     seed_state: tuple[int, int]
@@ -61,9 +75,11 @@ class RingCore:
         header_image: bytes,
         names: tuple[str, ...],
         formats: bytes,
+        given: tuple[tuple[int, int, tuple[int, ...]], ...],
         mutables: tuple[tuple[int, int], ...],
         defaults: tuple[bytes | None, ...],
         end_fields: tuple[int, ...],
+        stacks: tuple[tuple[int, int], ...],
     ) -> None: ...
     def close(self) -> None:
         """Wait until no call is inside, then let go of the arena; RuntimeError inside `locked`."""
@@ -79,12 +95,15 @@ class RingCore:
         done: int,
         mask: Any,
     ) -> int:
-        """Append steps [done, steps); return how many are done (fewer: no slot is free)."""
+        """Append steps [done, steps); return how many are done (fewer: no slot is free).
+
+        BrokenStack, with the ring unchanged.
+        """
     def append_exact(self, fields: dict[str, Any], mask: Any, has_steps: bool, lane: int) -> int:
         """Append one step, or steps, given exactly; `lane` -1: to all of them.
 
         Returns how many steps are left: more than 0 where no slot is free. -1: look closer, nothing
-        was done.
+        was done. BrokenStack, likewise.
         """
     asks_for_memory: bool
     """Whether a slot was left without memory for want of `allow_bytes`."""
@@ -154,6 +173,42 @@ class RingCore:
 
         `compact` puts the rows there are first; returns their number. Else they must all be there.
         """
+    has_marks: bool
+    """Whether `marks` are there, which all that spans rows needs."""
+    valid_rows: int
+    """Rows that can be drawn, as marks say."""
+    def build_marks(self) -> None:
+        """Read the start flags of all rows. BlockFault for a bad block, with nothing changed."""
+    def marks(self, lane: int) -> tuple[int, bytes]:
+        """Return (row id of the first, a mark a row) of a lane's window; bits as named above."""
+    def gather_steps(
+        self,
+        refs: NDArray[np.int64],
+        outputs: Sequence[Any],
+        draw: bool,
+        most: int,
+        gamma: float,
+        reward: int,
+        of_last: bytes,
+        lasts: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        discounts: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+        beta: float = 0.0,
+    ) -> None:
+        """Gather with returns over up to `most` steps; `of_last` marks fields of the last row.
+
+        `weights` and `beta` as for `gather`.
+        """
+    def gather_windows(
+        self,
+        refs: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        outputs: Sequence[Any],
+        draw: bool,
+        pad: bool,
+    ) -> None:
+        """Gather windows; `refs` repeats the last row of a short one, whose outputs are zero."""
     def update(self, refs: NDArray[np.int64], values: Sequence[Any]) -> int:
         """Overwrite mutable fields (None: stays) at refs; return how many had left the window.
 

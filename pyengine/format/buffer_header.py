@@ -16,8 +16,10 @@ from pyengine.errors import ConfigError, DamageError, FormatVersionError
 from pyengine.format import names
 from pyengine.format.document import INTEGER_MAX, Fields, is_plain_name, parse_document
 
-BUFFER_HEADER_VERSION = 1
-"""Version of the buffer header that this pyengine writes."""
+_PLAIN_VERSION = 1
+BUFFER_HEADER_VERSION = 2
+"""Newest version that is read here. It is that of rings with stacks; others have version 1, so that
+an older pyengine reads what it knows."""
 
 BUFFER_HEADER_MAX_BYTES = 256 * 1024 * 1024
 """Largest buffer header that is read."""
@@ -85,7 +87,14 @@ class BufferHeader:
     dropped: tuple[DroppedRun, ...]
     sampler: dict[str, Any]
     mutable_file: str | None
-    version: int = BUFFER_HEADER_VERSION
+
+    @property
+    def version(self) -> int:
+        """The version that the file has."""
+        fields = self.schema.get("fields")
+        records = fields if isinstance(fields, list) else []
+        is_plain = not any(isinstance(item, dict) and "next_of" in item for item in records)
+        return _PLAIN_VERSION if is_plain else BUFFER_HEADER_VERSION
 
     @property
     def priorities(self) -> SavedPriorities | None:
@@ -116,13 +125,15 @@ class BufferHeader:
         """
         fields = Fields(parse_document(data, path, limit_bytes=BUFFER_HEADER_MAX_BYTES), path)
         version = fields.integer("version")
-        if version != BUFFER_HEADER_VERSION:
+        if not _PLAIN_VERSION <= version <= BUFFER_HEADER_VERSION:
             raise FormatVersionError(
-                f"{path} has version {version}; this pyengine reads {BUFFER_HEADER_VERSION}",
+                f"{path} has version {version}; this pyengine reads up to {BUFFER_HEADER_VERSION}",
                 path=path,
                 version=version,
             )
         header = _from_fields(fields)
+        if version != header.version:
+            fields.refuse("version", f"{header.version} with this schema", version)
         _check_coverage(header, fields)
         return header
 
@@ -165,7 +176,6 @@ def _from_fields(fields: Fields) -> BufferHeader:
         fields.refuse("lanes", f"{num_lanes} lanes", len(lanes))
     mutable_file = fields.optional_text("mutable_file")
     return BufferHeader(
-        version=fields.integer("version"),
         ring=fields.text("ring", limit=400),
         schema=fields.mapping("schema"),
         capacity=capacity,

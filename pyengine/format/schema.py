@@ -7,13 +7,12 @@ torch. Nested dicts are flattened with "/": {"obs": {"camera": ...}} has the fie
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from pyengine.errors import SchemaError
-from pyengine.format.counts import as_count
-from pyengine.format.dtypes import BY_NAME, Dtype, as_default, dtype_name
+from pyengine.format.dtypes import BY_NAME
+from pyengine.format.field import Field as Field
+from pyengine.format.stacks import find_stacks, stack_record
 
 START_FIELD = "@start"
 """Reserved append field of every ring (uint8): 1 where a row does not continue the one before."""
@@ -22,76 +21,8 @@ PRIORITY_FIELD = "@priority"
 """Reserved mutable field (float32) of rings that draw by priority."""
 
 MAX_NAME_BYTES = 63
-MAX_DIMENSIONS = 8
-MAX_ELEMENTS = (1 << 40) - 1
 MAX_FIELDS = 1024
 """Fields of a schema, and of a segment file: there one place is the start field's."""
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Field:
-    """One field of a row; an immutable value.
-
-    `shape` is the shape of one row's value: () for a scalar, an int for one axis, up to 8 axes of
-    at least 1, fewer than 2**40 elements. `dtype` is its element type, as a name or as NumPy's or
-    torch's: bool, (u)int8 to (u)int64, float16 to float64, bfloat16 (uint16 in NumPy).
-
-    An append field (`mutable=False`) never changes once its row was added. A mutable field may be
-    changed through `ReplayBuffer.update`; it is copied whole into every snapshot, so keep it small
-    (priorities, flags). `default` (mutable fields only; one finite number, in the dtype's range) is
-    stored where `add` is not given a value; without one `add` needs it.
-
-    Raises SchemaError for a shape or dtype that cannot be stored.
-    """
-
-    shape: Shape
-    dtype: str
-    mutable: bool
-    default: float | int | bool | None
-
-    def __init__(
-        self,
-        shape: int | Sequence[int] = (),
-        dtype: object = "float32",
-        *,
-        mutable: bool = False,
-        default: float | int | bool | None = None,
-    ) -> None:
-        try:
-            name = dtype_name(dtype)
-        except KeyError:
-            raise SchemaError(
-                f"dtype {dtype!r} cannot be stored; choose one of {', '.join(BY_NAME)}",
-                field="dtype",
-                expected=tuple(BY_NAME),
-                got=dtype,
-            ) from None
-        if default is not None:
-            if not mutable:
-                raise SchemaError(
-                    "only a mutable field takes a default: append fields are always given",
-                    field="default",
-                    expected=None,
-                    got=default,
-                )
-            default = as_default(BY_NAME[name], default)
-        object.__setattr__(self, "shape", _as_shape(shape))
-        object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "mutable", bool(mutable))
-        object.__setattr__(self, "default", default)
-
-    @property
-    def spec(self) -> Dtype:
-        """The entry of the dtype table."""
-        return BY_NAME[self.dtype]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's value."""
-        return prod(self.shape) * self.spec.item_bytes
-
 
 FieldLike = Field | tuple[Any, Any] | str | Mapping[str, Any]
 
@@ -120,6 +51,7 @@ class Schema(Mapping[str, Field]):
                 got=episode_end,
             )
         self.episode_end = tuple(episode_end)
+        self.stacks = find_stacks(self._fields)
         _check_counts(len(self._fields), len(self.append_fields) - 1)
         for name in self.episode_end:
             field = self._fields.get(name) if isinstance(name, str) else None
@@ -132,30 +64,43 @@ class Schema(Mapping[str, Field]):
                 )
 
     @classmethod
-    def from_env(cls, env: Any, **fields: FieldLike) -> Schema:
+    def from_env(
+        cls, env: Any, *, stack: int | Mapping[str, int] | None = None, **fields: FieldLike
+    ) -> Schema:
         """Return the schema of one transition of a Gymnasium environment, single or vectorised.
 
         Fields: obs, action, reward (float32), next_obs, terminated, truncated (bool; both end an
         episode), in the shapes and dtypes of one environment's spaces; `fields` adds more or takes
-        the place of one. Looks at the spaces only: the environment is neither stepped nor kept.
-        Raises SchemaError for what has no spaces, and for spaces without a fixed shape.
+        the place of one. `stack=4` of a frame stack keeps each frame once and makes obs and
+        next_obs of them, `stack=1` keeps an observation once; of a Dict space, a dict of these by
+        flat name ({"camera": 4}) for the parts that are kept so. Looks at the spaces only: the
+        environment is neither stepped nor kept. Raises SchemaError for what has no spaces, and for
+        spaces without a fixed shape, or that are no such stack.
         """
         observation = _space_of(env, "observation_space")
         action = _space_of(env, "action_space")
-        return cls.from_spaces(observation, action, **fields)
+        return cls.from_spaces(observation, action, stack=stack, **fields)
 
     @classmethod
-    def from_spaces(cls, observation: Any, action: Any, **fields: FieldLike) -> Schema:
-        """Return the schema of one transition for two Gymnasium spaces.
+    def from_spaces(
+        cls,
+        observation: Any,
+        action: Any,
+        *,
+        stack: int | Mapping[str, int] | None = None,
+        **fields: FieldLike,
+    ) -> Schema:
+        """Return the schema of one transition for two Gymnasium spaces; `stack` as for `from_env`.
 
         Box, Discrete, MultiDiscrete, MultiBinary and nested Dict; others raise SchemaError.
         """
         seen = _from_space(observation, "observation space")
+        obs, next_obs = (seen, seen) if stack is None else _share(seen, "obs", _depths(seen, stack))
         transition: dict[str, FieldLike] = {
-            "obs": seen,
+            "obs": obs,
             "action": _from_space(action, "action space"),
             "reward": Field((), "float32"),
-            "next_obs": seen,
+            "next_obs": next_obs,
             "terminated": Field((), "bool"),
             "truncated": Field((), "bool"),
         }
@@ -197,8 +142,16 @@ class Schema(Mapping[str, Field]):
 
     @property
     def append_fields(self) -> dict[str, Field]:
-        """Append fields by name, the reserved start field last."""
-        fields = {name: field for name, field in self.items() if not field.mutable}
+        """Append fields as rows keep them, by name, the reserved start field last.
+
+        Of a field and its next one a row keeps a frame of the next one alone, under its name.
+        """
+        rebuilt = {pair.obs for pair in self.stacks}
+        fields = {
+            name: field if field.next_of is None else field.frame
+            for name, field in self.items()
+            if not field.mutable and name not in rebuilt
+        }
         return {**fields, START_FIELD: Field((), "uint8")}
 
     @property
@@ -221,6 +174,7 @@ class Schema(Mapping[str, Field]):
                     "dtype": field.dtype,
                     "mutable": field.mutable,
                     "default": field.default,
+                    **stack_record(field),
                 }
                 for name, field in self.items()
             ],
@@ -237,6 +191,8 @@ class Schema(Mapping[str, Field]):
                     BY_NAME[item["dtype"]].name,
                     mutable=bool(item["mutable"]),
                     default=item["default"],
+                    stack=item.get("stack", 1),
+                    next_of=item.get("next_of"),
                 )
                 for item in record["fields"]
             }
@@ -322,29 +278,6 @@ def _name_error(name: str, expected: str, got: Any) -> SchemaError:
     )
 
 
-def _as_shape(shape: Any) -> Shape:
-    try:
-        sizes = tuple(shape)
-    except TypeError:  # one number: a vector
-        sizes = (shape,)
-    if len(sizes) > MAX_DIMENSIONS:
-        raise SchemaError(
-            f"a field takes up to {MAX_DIMENSIONS} dimensions, got {sizes}",
-            field="shape",
-            expected=f"up to {MAX_DIMENSIONS} dimensions",
-            got=sizes,
-        )
-    counts = tuple(as_count("shape", size, least=1, error=SchemaError) for size in sizes)
-    if prod(counts) > MAX_ELEMENTS:
-        raise SchemaError(
-            f"a field takes up to {MAX_ELEMENTS} elements, got {counts}",
-            field="shape",
-            expected=f"up to {MAX_ELEMENTS} elements",
-            got=counts,
-        )
-    return counts
-
-
 def _space_of(env: Any, name: str) -> Any:
     """Return the space of one environment of `env`."""
     for attribute in (f"single_{name}", name):
@@ -354,6 +287,34 @@ def _space_of(env: Any, name: str) -> Any:
     wanted = f"a Gymnasium environment, with an {name}"
     raise SchemaError(
         f"env: expected {wanted}, got {env!r:.100}", field="env", expected=wanted, got=env
+    )
+
+
+def _depths(seen: FieldLike, stack: Any) -> dict[str, int]:
+    """Return which observations are kept once, as stacks of how many frames, by flat name."""
+    names = flatten_fields({"obs": seen})
+    if not isinstance(stack, Mapping):
+        return dict.fromkeys(names, stack)
+    depths = {f"obs/{name}": depth for name, depth in stack.items()}
+    for name in depths:
+        if name not in names:
+            raise _name_error(name, f"a part of the observation ({', '.join(names)})", stack)
+    return depths
+
+
+def _share(seen: Any, name: str, depths: Mapping[str, int]) -> tuple[FieldLike, FieldLike]:
+    """Return the observation and the next one, whose parts in `depths` share their frames."""
+    if isinstance(seen, Mapping):
+        pairs = {key: _share(part, f"{name}/{key}", depths) for key, part in seen.items()}
+        return {key: pair[0] for key, pair in pairs.items()}, {
+            key: pair[1] for key, pair in pairs.items()
+        }
+    if name not in depths:
+        return seen, seen
+    depth = depths[name]
+    return (
+        Field(seen.shape, seen.dtype, stack=depth),
+        Field(seen.shape, seen.dtype, stack=depth, next_of=name),
     )
 
 

@@ -17,9 +17,8 @@ import xxhash
 from pyengine.config import BLOCK_BYTES, PAGE_BYTES, SEGMENT_MAX_BYTES, SEGMENT_MIN_BYTES
 from pyengine.errors import DamageError, FormatVersionError, TruncatedFileError
 from pyengine.format.dtypes import BY_CODE
+from pyengine.format.field import MAX_DIMENSIONS, MAX_ELEMENTS
 from pyengine.format.schema import (
-    MAX_DIMENSIONS,
-    MAX_ELEMENTS,
     MAX_FIELDS,
     MAX_NAME_BYTES,
     Field,

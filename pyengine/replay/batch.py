@@ -19,7 +19,14 @@ class Batch(Mapping[str, Any]):
     dict, and `batch["obs/camera"]` reaches into it. `indices` are the rows' refs (int64), which
     `ring.update`, `ring.gather` and `ring[...]` take. `weights` are importance weights (float32),
     all 1 for uniform sampling; a batch that is filled anew has others.
+
+    `steps` and `discounts` are those of an n-step batch, `mask` that of sampled sequences; else
+    None. They are arrays, or tensors where the fields are.
     """
+
+    steps: Any = None
+    discounts: Any = None
+    mask: Any = None
 
     def __init__(
         self,
@@ -39,7 +46,8 @@ class Batch(Mapping[str, Any]):
     @indices.setter
     def indices(self, refs: NDArray[np.int64]) -> None:
         self._indices = refs
-        self._weights = None  # those were of other rows
+        # Those were of other rows.
+        self._weights = self.steps = self.discounts = self.mask = None
 
     @property
     def weights(self) -> Any:

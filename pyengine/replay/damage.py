@@ -47,6 +47,16 @@ def settle_fault(storage: Storage, fault: BlockFault) -> bool:
         return True
 
 
+def build_marks(storage: Storage) -> None:
+    """Read the start flags of all rows, for what spans rows; as `settle_fault` where one is bad."""
+    while True:
+        try:
+            storage.core.build_marks()
+            return
+        except BlockFault as fault:
+            settle_fault(storage, fault)
+
+
 def has_valid_rows(storage: Storage, fault: BlockFault) -> bool:
     """Whether valid rows of the ring lie in a block."""
     rows = _rows_of(storage, fault)

@@ -7,11 +7,12 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from pyengine._native.ring import BlockFault, NoMemory
-from pyengine.errors import DamageError, SharedMemoryError, TruncatedFileError
+from pyengine._native.ring import BlockFault, BrokenStack, NoMemory
+from pyengine.errors import BrokenStackError, DamageError, SharedMemoryError, TruncatedFileError
 from pyengine.shm.headroom import headroom
 
 if TYPE_CHECKING:
+    from pyengine.format.schema import Schema
     from pyengine.replay.storage import Storage
 
 _EHWPOISON = 133
@@ -82,4 +83,18 @@ def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemo
         "container's limit, or lower the capacity",
         needed_bytes=needed,
         free_bytes=free,
+    )
+
+
+def broken_stack_error(schema: Schema, fault: BrokenStack) -> BrokenStackError:
+    """Return the error for a next observation that does not follow."""
+    pair = schema.stacks[fault.pair]
+    return BrokenStackError(
+        f"field {pair.next_obs!r}, step {fault.step}, lane {fault.lane}: its first "
+        f"{pair.depth - 1} frames are not the last ones of {pair.obs!r}, so that a row cannot keep "
+        "one frame of it. Give the observation that the action led to (of an environment that "
+        "resets in the same step: the final one in its info), or declare both fields without stack",
+        field=pair.next_obs,
+        expected=f"{pair.obs}[1:] == {pair.next_obs}[:-1]",
+        got=(fault.step, fault.lane),
     )

@@ -15,7 +15,7 @@ from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.segment import KIND_SEGMENT
-from pyengine.replay.damage import drop_rows, has_valid_rows, settle_fault
+from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles
 from pyengine.replay.storage import Storage
@@ -94,7 +94,9 @@ def _shown_field(record: Mapping[str, Any] | None) -> str:
         return "none"
     default = "" if record["default"] is None else f" default {record['default']}"
     mutable = " mutable" if record["mutable"] else ""
-    return f"{record['dtype']}{list(record['shape'])}{mutable}{default}"
+    stack = f" stack of {record['stack']}" if "stack" in record else ""
+    after = f" next of {record['next_of']}" if "next_of" in record else ""
+    return f"{record['dtype']}{list(record['shape'])}{stack}{after}{mutable}{default}"
 
 
 def install(
@@ -137,7 +139,9 @@ def install(
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
     core.lost_updates = int(header.sampler.get("lost_updates", 0))
-    return sum(total - tail for tail, total in storage.windows()) - core.dropped_rows
+    if storage.plan.schema.stacks:
+        build_marks(storage)
+    return storage.valid_rows()
 
 
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:

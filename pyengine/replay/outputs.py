@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyengine._native.outputs import OutputPool
 from pyengine.errors import FieldDtypeError, FieldShapeError, UnknownFieldError
-from pyengine.format.schema import START_FIELD, Field, Schema
+from pyengine.format.schema import Field, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.rows import flatten, merge
@@ -31,8 +31,9 @@ class Outputs:
     """
 
     def __init__(self, schema: Schema) -> None:
-        # In the core's order, the start field among them.
-        self._fields: dict[str, Field] = {**schema.append_fields, **schema.mutable_fields}
+        # In the core's order.
+        given = {name: field for name, field in schema.items() if not field.mutable}
+        self._fields: dict[str, Field] = {**given, **schema.mutable_fields}
         # Reserved fields are in no batch.
         shown = {name: field for name, field in schema.items() if not name.startswith("@")}
         self._names = shown.keys()
@@ -56,8 +57,11 @@ class Outputs:
             return out
         return flatten(merge(out, {}, "out"))
 
-    def check(self, rows: int, flat: dict[str, Any]) -> list[Array | None]:
-        """Return the arrays of outputs in the core's order, None for fields left out; RowError."""
+    def check(self, flat: dict[str, Any], *lead: int) -> list[Array | None]:
+        """Return the arrays of outputs in the core's order, None for fields left out; RowError.
+
+        `lead` are the axes before those of a row: rows, or windows and their rows.
+        """
         for name in flat:
             if name not in self._names:
                 raise UnknownFieldError(
@@ -67,7 +71,7 @@ class Outputs:
                     got=name,
                 )
         return [
-            self._writable(name, field, flat[name], rows) if name in flat else None
+            self._writable(name, field, flat[name], lead) if name in flat else None
             for name, field in self._fields.items()
         ]
 
@@ -90,7 +94,7 @@ class Outputs:
             return out
         return Batch(flat if out is None else dict(flat), refs)
 
-    def _writable(self, name: str, field: Field, value: Any, rows: int) -> Array:
+    def _writable(self, name: str, field: Field, value: Any, lead: tuple[int, ...]) -> Array:
         array = value
         if hasattr(value, "detach") and value.device.type == "cpu":
             tensor = value.detach()
@@ -100,7 +104,7 @@ class Outputs:
                 tensor = tensor.view(torch.uint16)
             array = tensor.numpy()
             self._know_tensors()
-        expected = (rows, *field.shape)
+        expected = (*lead, *field.shape)
         if (
             not isinstance(array, np.ndarray)
             or array.shape != expected
@@ -127,8 +131,7 @@ class Outputs:
         if self.tensor_forms is None:
             import torch
 
-            given = [field for name, field in self._fields.items() if name != START_FIELD]
-            forms = [(getattr(torch, field.dtype), field.shape) for field in given]
+            forms = [(getattr(torch, field.dtype), field.shape) for field in self._fields.values()]
             self.tensor_forms = (torch.Tensor, *forms)
 
     def _to_tensors(self, flat: dict[str, Any], device: Any) -> dict[str, Any]:
@@ -143,3 +146,12 @@ class Outputs:
         if device.type == "cpu":
             return tensors
         return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def to_device(array: Array, device: Any) -> Any:
+    """Return an array as it is, or as a tensor of its dtype where a device is given."""
+    if device is None:
+        return array
+    import torch
+
+    return torch.from_numpy(array).to(device)

@@ -81,6 +81,9 @@ def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
     rows = segment_rows(schema.row_bytes, per_lane)
     layout = plan_layout(schema.append_fields, rows)
     slot_count = (-(-per_lane // rows) + 1) * num_lanes + max(2, num_lanes // 4)
+    if schema.stacks:
+        _check_stacks(schema, capacity, num_lanes, rows)
+        slot_count += num_lanes  # opening rows may reach into one segment more
     fields = schema.mutable_fields
     mutable_bytes, starts = _place_mutables(fields, capacity)
     sizes = (num_lanes, per_lane, rows, slot_count, layout.file_bytes, layout.block_count)
@@ -108,6 +111,32 @@ def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
     )
     _warn_if_wasteful(plan)
     return plan
+
+
+def _check_stacks(schema: Schema, capacity: int, num_lanes: int, rows: int) -> None:
+    """Raise ConfigError where a step's opening rows could not lie in two segments."""
+    depth = max(pair.depth for pair in schema.stacks)
+    if rows >= depth:
+        return
+    least = 1 << (depth - 1).bit_length()
+    enough = 64 * least  # rule 1 of the page; below it where rows are small
+    per_lane = next(
+        (n for n in range(1, enough) if segment_rows(schema.row_bytes, n) >= depth), enough
+    )
+    if segment_rows(schema.row_bytes, per_lane) < depth:
+        raise ConfigError(
+            f"stacks of {depth} rows of {schema.row_bytes} bytes do not fit a segment",
+            field="stack",
+            expected="rows of at most a stack's share of a segment",
+            got=schema.row_bytes,
+        )
+    raise ConfigError(
+        f"capacity={capacity}: stacks of {depth} need at least {per_lane} rows in each of the "
+        f"{num_lanes} lanes",
+        field="capacity",
+        expected=f"at least {per_lane * num_lanes}",
+        got=capacity,
+    )
 
 
 def default_bytes(field: Field) -> bytes | None:

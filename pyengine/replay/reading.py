@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine._native.ring import BlockFault
+from pyengine._native.ring import OPENING, START, VALID, BlockFault
 from pyengine.errors import (
     ClosedError,
     DroppedRowError,
@@ -21,13 +21,14 @@ from pyengine.errors import (
     UnknownRefError,
 )
 from pyengine.format.counts import as_count
-from pyengine.format.schema import START_FIELD, Field, FieldLike, Schema
+from pyengine.format.schema import Field, FieldLike, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.binding import RingBinding
-from pyengine.replay.damage import settle_fault
+from pyengine.replay.damage import build_marks, settle_fault
 from pyengine.replay.devices import check_device
-from pyengine.replay.outputs import Outputs
+from pyengine.replay.outputs import Outputs, to_device
 from pyengine.replay.rows import as_refs
+from pyengine.replay.steps import NStep, plan_steps
 from pyengine.replay.storage import Storage
 
 Array = NDArray[Any]
@@ -64,8 +65,7 @@ class RingReading(RingBinding):
         self._outputs.pool.close()  # the parent need not copy what nobody wants here
 
     def __len__(self) -> int:
-        rows = sum(total - tail for tail, total in self._windows())
-        return max(0, rows - (self._look(lambda storage: storage.core.dropped_rows) or 0))
+        return self._look(Storage.valid_rows) or 0
 
     @property
     def total_count(self) -> Any:
@@ -94,19 +94,30 @@ class RingReading(RingBinding):
     def breaks(self, lane: int = 0) -> Refs:
         """Return the ids of the lane's valid rows that start a sequence, in order (int64).
 
-        The first row behind dropped ones does.
+        The first valid row behind dropped ones does, and the one behind opening rows.
         """
-        lane, rows = self._lane(lane), self._plan.rows_per_lane
-        used = min(rows, self._windows()[lane][1])
-        positions = np.arange(lane * rows, lane * rows + used, dtype=np.int64)
-        refs, values = self._gather_valid(START_FIELD, positions)
-        valid = refs[refs >= 0] // self.num_envs
-        starting: Refs = np.sort(valid[values != 0])
-        # What follows dropped rows does not continue what was before them.
-        behind = [run.first_row + run.row_count for run in self.dropped if run.lane == lane]
-        return np.union1d(starting, np.intersect1d(valid, behind)) if behind else starting
+        lane = self._lane(lane)
+        first, marks = self._marks(lane)
+        is_valid = marks & VALID != 0
+        behind_opening = np.zeros(len(marks), bool)
+        behind_opening[1:] = marks[:-1] & OPENING != 0
+        starting = np.flatnonzero(is_valid & ((marks & START != 0) | behind_opening))
+        valid = np.flatnonzero(is_valid)
+        for run in self.dropped:
+            at = np.searchsorted(valid, run.first_row + run.row_count - first)
+            if run.lane == lane and at < len(valid):
+                starting = np.union1d(starting, valid[at])
+        return starting + first
 
-    def sample(self, batch_size: int, *, out: Any = None, device: Any = None) -> Batch:
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        n_step: int | NStep | None = None,
+        gamma: float | None = None,
+        out: Any = None,
+        device: Any = None,
+    ) -> Batch:
         """Draw `batch_size` rows uniformly, with replacement, each valid row of the ring alike.
 
         Dropped rows (`dropped`) are none; while there are none, they change no draw.
@@ -117,22 +128,39 @@ class RingReading(RingBinding):
         next. `device` gives torch tensors there, of `out`'s values where both are given. The draw
         is the ring's own PCG64: same seed, same rows, same calls, same batches.
 
+        With `n_step` and `gamma` the reward of a row is the return of up to so many steps, and
+        next_obs and the flags that end an episode are those of the last one: see NStep.
+
         Raises EmptyRingError; ConfigError for a device that is not there; DamageError naming path
         and offset where a mapped block is bad, or OSError where it cannot be read; with
         `on_damage="drop"` its rows are given up instead, and the batch is drawn anew.
         """
         refs = np.empty(as_count("batch_size", batch_size), np.int64)
+        if n_step is not None or gamma is not None:
+            return self._steps_batch(refs, n_step, gamma, out, device, draw=True)
         return self._batch(refs, out, device, draw=True)
 
-    def gather(self, refs: Any, *, out: Any = None, device: Any = None) -> Batch:
+    def gather(
+        self,
+        refs: Any,
+        *,
+        n_step: int | NStep | None = None,
+        gamma: float | None = None,
+        out: Any = None,
+        device: Any = None,
+    ) -> Batch:
         """Return the rows of `refs` (int64 of any shape, taken flat, as in `batch.indices`).
 
-        Each field has shape (len(refs), *shape), all of one instant; `out` and `device` as for
-        `sample`. Raises UnknownRefError for a ref outside the window, DroppedRowError for one that
-        was given up; DamageError naming path and offset, or OSError, where a mapped block is bad;
-        RowError for an unfit `out`. What `out` holds after an error is undefined.
+        Each field has shape (len(refs), *shape), all of one instant; `out`, `device`, `n_step` and
+        `gamma` as for `sample`. Raises UnknownRefError for a ref outside the window,
+        DroppedRowError for one that was given up; DamageError naming path and offset, or OSError,
+        where a mapped block is bad; RowError for an unfit `out`. What `out` holds after an error is
+        undefined.
         """
-        return self._batch(as_refs("refs", refs), out, device)
+        wanted = as_refs("refs", refs)
+        if n_step is not None or gamma is not None:
+            return self._steps_batch(wanted, n_step, gamma, out, device)
+        return self._batch(wanted, out, device)
 
     def gather_at(self, positions: Any, *, out: Any = None, device: Any = None) -> Batch:
         """Return the rows at `positions` (lane * rows per lane + row id modulo rows per lane).
@@ -156,6 +184,8 @@ class RingReading(RingBinding):
         instant, and rows may have left the window by the time they are gathered.
         """
         lanes = self.num_envs
+        if self.schema.stacks:
+            return self._marked_refs()
         parts = [
             np.arange(tail, total, dtype=np.int64) * lanes + lane
             for lane, (tail, total) in enumerate(self._windows())
@@ -164,6 +194,13 @@ class RingReading(RingBinding):
             ids = parts[run.lane] // lanes
             is_kept = (ids < run.first_row) | (ids >= run.first_row + run.row_count)
             parts[run.lane] = parts[run.lane][is_kept]
+        return np.sort(np.concatenate(parts))
+
+    def _marked_refs(self) -> Refs:
+        parts = []
+        for lane in range(self.num_envs):
+            first, marks = self._marks(lane)
+            parts.append((np.flatnonzero(marks & VALID) + first) * self.num_envs + lane)
         return np.sort(np.concatenate(parts))
 
     def refs_at(self, positions: Any) -> Refs:
@@ -199,9 +236,66 @@ class RingReading(RingBinding):
         device = check_device(device)
         outputs = self._outputs.flat(len(refs), out)
         if positions is not None or not self._gather_exact(refs, outputs, draw, weighing):
-            ordered = self._outputs.check(len(refs), outputs)
+            ordered = self._outputs.check(outputs, len(refs))
             self._gather(refs, ordered, draw=draw, weighing=weighing, positions=positions)
         return self._outputs.batch(outputs, refs, out, device)
+
+    def _with_marks(self, call: Callable[[Storage], T]) -> T | None:
+        """As `_look`, once what spans rows can be asked for."""
+
+        def marked(storage: Storage) -> T:
+            if not storage.core.has_marks:
+                build_marks(storage)
+            return call(storage)
+
+        return self._look(marked)
+
+    def _marks(self, lane: int) -> tuple[int, NDArray[np.uint8]]:
+        """Return (row id of the first, marks of the rows of a lane's window)."""
+        first, marks = self._with_marks(lambda storage: storage.core.marks(lane)) or (0, b"")
+        return first, np.frombuffer(marks, np.uint8)
+
+    def _steps_batch(
+        self,
+        refs: Refs,
+        n_step: int | NStep | None,
+        gamma: float | None,
+        out: Any,
+        device: Any,
+        *,
+        draw: bool = False,
+        weighing: Weighing = (None, 0.0),
+    ) -> Batch:
+        plan = plan_steps(self.schema, n_step, gamma)
+        device = check_device(device)
+        outputs = self._outputs.flat(len(refs), out)
+        ordered = self._outputs.check(outputs, len(refs))
+        lasts, steps = np.empty(len(refs), np.int64), np.empty(len(refs), np.int64)
+        discounts = np.empty(len(refs), np.float32)
+
+        def gather(storage: Storage) -> bool:
+            def attempt(is_drawing: bool) -> bool:
+                storage.core.gather_steps(
+                    refs,
+                    ordered,
+                    is_drawing,
+                    plan.most,
+                    plan.gamma,
+                    plan.reward,
+                    plan.of_last,
+                    lasts,
+                    steps,
+                    discounts,
+                    *weighing,
+                )
+                return True
+
+            return repeat_settled(storage, None, attempt, draw=draw)
+
+        self._check_found(self._with_marks(gather), refs, is_drawn=draw)
+        batch = self._outputs.batch(outputs, refs, out, device)
+        batch.steps, batch.discounts = to_device(steps, device), to_device(discounts, device)
+        return batch
 
     def _gather_exact(
         self, refs: Refs, outputs: dict[str, Any], draw: bool, weighing: Weighing
@@ -221,7 +315,7 @@ class RingReading(RingBinding):
             )
 
         try:
-            return _repeat(storage, first, gather, draw=draw)
+            return repeat_settled(storage, first, gather, draw=draw)
         except ClosedError:
             return False  # a restore put other storage in its place
 
@@ -242,13 +336,19 @@ class RingReading(RingBinding):
                     storage.core.gather_at(positions, refs, ordered, False)
                 return True
 
-            return _repeat(storage, None, attempt, draw=draw)
+            return repeat_settled(storage, None, attempt, draw=draw)
 
-        if not self._look(gather):
-            if draw:
-                raise EmptyRingError("the ring holds no row yet")
-            if len(refs):
-                raise no_row_yet(-1 if positions is not None else int(refs[0]))
+        wanted = np.full(len(refs), -1, np.int64) if positions is not None else refs
+        self._check_found(self._look(gather), wanted, is_drawn=draw)
+
+    def _check_found(self, is_done: bool | None, refs: Refs, *, is_drawn: bool) -> None:
+        """Raise where a ring without rows was asked for some."""
+        if is_done:
+            return
+        if is_drawn:
+            raise EmptyRingError("the ring holds no row yet")
+        if len(refs):
+            raise no_row_yet(int(refs[0]))
 
     def _gather_valid(self, name: str, positions: Refs) -> tuple[Refs, Array]:
         """Return (refs at positions, -1 where no row is; one field of the rows there are)."""
@@ -256,7 +356,7 @@ class RingReading(RingBinding):
         refs = np.full(len(positions), -1, np.int64)
 
         def gather(storage: Storage) -> int:
-            return _repeat(
+            return repeat_settled(
                 storage,
                 None,
                 lambda _: storage.core.gather_at(positions, refs, ordered, True),
@@ -293,7 +393,7 @@ def no_row_yet(ref: int) -> UnknownRefError:
     )
 
 
-def _repeat(
+def repeat_settled(
     storage: Storage, fault: BlockFault | None, call: Callable[[bool], T], *, draw: bool
 ) -> T:
     """Call with whether to draw, again after each bad block that could be settled.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pyengine._native.ring import NoMemory
+from pyengine._native.ring import BrokenStack, NoMemory
 from pyengine.config import SLOT_WAIT_SECONDS
 from pyengine.errors import (
     FieldShapeError,
@@ -24,15 +24,16 @@ from pyengine.errors import (
 from pyengine.format.counts import as_seconds
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.replay.column import Column
-from pyengine.replay.faults import no_memory_error
+from pyengine.replay.faults import broken_stack_error, no_memory_error
 from pyengine.replay.places import find_places
-from pyengine.replay.reading import Array, RingReading, no_row_yet
+from pyengine.replay.reading import Array, no_row_yet
 from pyengine.replay.rows import as_mask, as_refs, as_rows, check_names, flatten, merge, to_array
+from pyengine.replay.sequences import RingSequences
 from pyengine.replay.storage import Storage
 from pyengine.replay.waiting import wait_for_slot
 
 
-class ReplayBuffer(RingReading):
+class ReplayBuffer(RingSequences):
     """A replay buffer of fixed capacity in POSIX shared memory, with or without an engine.
 
     `schema` says what a row is, `capacity` how many rows are kept over all lanes, `num_envs` how
@@ -146,6 +147,8 @@ class ReplayBuffer(RingReading):
             return storage.core.append_exact(fields, mask, has_steps, -1 if lane is None else lane)
         except NoMemory as fault:
             raise no_memory_error(self._label, storage, fault) from None
+        except BrokenStack as fault:
+            raise broken_stack_error(self.schema, fault) from None
 
     def _append(
         self, flat: dict[str, Any], mask: Any, *, steps: int | None, lane: int | None, left: int
@@ -168,6 +171,8 @@ class ReplayBuffer(RingReading):
                 done = storage.core.append(values, lane or 0, lanes, count, done, allowed)
             except NoMemory as fault:
                 raise no_memory_error(self._label, storage, fault) from None
+            except BrokenStack as fault:
+                raise broken_stack_error(self.schema, fault) from None
             if done < count and storage.core.asks_for_memory:
                 storage.allow_memory(self._label)
                 return append(storage)

@@ -73,22 +73,29 @@ class Storage:
             kind=KIND_SEGMENT,
             runs=[Run(lane=0, first_row=0, row_count=0)],
         )
-        given = [name for name, field in schema.items() if not field.mutable]
+        stored = list(schema.append_fields)
         mutable = schema.mutable_fields
-        fields = [*(schema[name] for name in given), *mutable.values()]
+        first_stack = len(stored) + len(mutable)
+        targets = {name: number for number, name in enumerate((*stored, *mutable))}
+        for number, pair in enumerate(schema.stacks):
+            targets[pair.obs] = first_stack + 2 * number
+            targets[pair.next_obs] = first_stack + 2 * number + 1
+        given = {name: field for name, field in schema.items() if not field.mutable} | mutable
         return RingCore(
             self.arena.mapping,
             self.arena.fd,
             self.seal_event,
             image,
-            (*given, *mutable),
-            b"".join(numpy_dtype(field).char.encode() for field in fields),
+            tuple(given),
+            b"".join(numpy_dtype(field).char.encode() for field in given.values()),
+            tuple((targets[name], field.row_bytes, field.shape) for name, field in given.items()),
             tuple(
                 (field.row_bytes, offset)
                 for field, offset in zip(mutable.values(), self.plan.mutable_offsets, strict=True)
             ),
             tuple(default_bytes(field) for field in mutable.values()),
-            tuple(given.index(name) for name in schema.episode_end),
+            tuple(stored.index(name) for name in schema.episode_end),
+            tuple((stored.index(pair.next_obs), pair.depth) for pair in schema.stacks),
         )
 
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
@@ -110,6 +117,13 @@ class Storage:
             total = self.control.total_count(lane)
             windows.append((min(self.control.tail(lane), total), total))
         return windows
+
+    def valid_rows(self) -> int:
+        """Return how many rows can be drawn."""
+        if self.plan.schema.stacks:
+            return self.core.valid_rows
+        rows = sum(total - tail for tail, total in self.windows())
+        return max(0, rows - self.core.dropped_rows)
 
     def _fill_defaults(self) -> None:
         fields = self.plan.schema.mutable_fields

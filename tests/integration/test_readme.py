@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ gymnasium = pytest.importorskip("gymnasium")
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LOOP, PRIORITIES, CHECKS, READING, SB3, SB3_PHASES = BLOCKS
+LOOP, PRIORITIES, CHECKS, READING, STACKS, SPANS, SB3, SB3_PHASES = BLOCKS
 COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
 
 
@@ -108,6 +109,32 @@ def test_the_lines_for_priorities_run_as_shown() -> None:
             torch.tensor(2 + 1e-6).item()
         }
         assert ring.beta > 0.4
+
+
+def test_what_spans_rows_runs_as_shown() -> None:
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
+    scope: dict[str, Any] = {"pyengine": pyengine, "envs": envs}
+    exec(STACKS.replace("1_000_000", "8_000"), scope)
+    obs, _ = envs.reset(seed=1)
+    frames = np.zeros((8, 4), np.float32)
+    for _ in range(100):  # four numbers in turn, as a stack of four frames
+        next_frames = np.concatenate([frames[:, 1:], obs[:, :1]], axis=1)
+        obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        scope["ring"].add(
+            obs=frames,
+            action=np.zeros(8, np.int64),
+            reward=reward,
+            next_obs=next_frames,
+            terminated=terminated,
+            truncated=truncated,
+        )
+        frames = next_frames
+    envs.close()
+    exec(SPANS, scope)
+    assert scope["batch"].steps.max() == 3
+    assert scope["windows"]["obs"].shape == (32, 80, 4)
+    assert not scope["windows"].mask.all()
+    scope["ring"].close()
 
 
 def small(block: str, total: int) -> str:

@@ -122,7 +122,8 @@ def decode_ring(files):
     (path,) = (path for path in files if path.endswith("/buffer_header.json"))
     directory = path.rsplit("/", 1)[0]
     header = json.loads(files[path])
-    assert header["version"] == 1
+    fields = header["schema"]["fields"]
+    assert header["version"] == (2 if any("next_of" in field for field in fields) else 1)
     per_lane = header["capacity"] // header["num_lanes"]
     mutable = {}
     if header["mutable_file"]:
@@ -136,7 +137,32 @@ def decode_ring(files):
             place = lane * per_lane + (first + i) % per_lane
             row.update((name, column[place]) for name, column in mutable.items())
             rows[lane, first + i] = row
-    return {"rows": rows, "header": header}
+    pairs = [field for field in fields if "next_of" in field]
+    return {"rows": with_stacks(rows, pairs) if pairs else rows, "header": header}
+
+
+def with_stacks(rows, pairs):
+    """Return the transitions whose frames are all there, with both stacks of each pair."""
+    whole = {}
+    for (lane, row), values in rows.items():
+        if values["@start"] & 2:
+            continue
+        depths = [pair.get("stack", 1) for pair in pairs]
+        first = row
+        while first >= row - max(depths) and (lane, first) in rows:
+            if rows[lane, first]["@start"] & 1:
+                break
+            first -= 1
+        needed = range(max(first, row - max(depths)), row)
+        if any((lane, other) not in rows for other in needed):
+            continue
+        whole[lane, row] = dict(values)
+        for pair, depth in zip(pairs, depths, strict=True):
+            name, shape = pair["name"], pair["shape"]
+            frames = [rows[lane, max(first, other)][name] for other in range(row - depth, row + 1)]
+            whole[lane, row][name] = np.array(frames[1:]).reshape(shape)
+            whole[lane, row][pair["next_of"]] = np.array(frames[:-1]).reshape(shape)
+    return whole
 
 
 def decode_component(files, name, kind):

@@ -140,6 +140,19 @@ def test_number_of_lanes_must_agree():
         _read(num_lanes=1, lanes=json.loads(HEADER.to_bytes())["lanes"])
 
 
-def test_other_version_is_typed():
+@pytest.mark.parametrize("version", [0, 3])
+def test_other_version_is_typed(version):
     with pytest.raises(FormatVersionError):
-        _read(version=2)
+        _read(version=version)
+
+
+def test_only_rings_with_stacks_have_the_later_version():
+    pair = [{"name": "obs"}, {"name": "next_obs", "next_of": "obs"}]
+    stacked = dataclasses.replace(HEADER, schema={"fields": pair})
+    assert (HEADER.version, stacked.version) == (1, 2)
+    for header, wrong in ((HEADER, 2), (stacked, 1)):
+        document = json.loads(header.to_bytes())
+        assert document["version"] == header.version
+        document["version"] = wrong
+        with pytest.raises(DamageError, match="version"):
+            BufferHeader.from_bytes(json.dumps(document).encode(), path="h")

@@ -16,9 +16,8 @@ from page_decoder import byte_table, chapter, decode_segment, numbered_rows
 from segment_images import ONE_RUN, segment_image
 
 from pyengine.format import dtypes, segment
+from pyengine.format.field import MAX_DIMENSIONS, MAX_ELEMENTS
 from pyengine.format.schema import (
-    MAX_DIMENSIONS,
-    MAX_ELEMENTS,
     MAX_FIELDS,
     MAX_NAME_BYTES,
     START_FIELD,

@@ -64,6 +64,8 @@ class Ring:
             header_image(layout, line=0, kind=KIND_SEGMENT, runs=[Run(0, 0, 0)]),
             ("x", "payload"),
             b"qB",
+            ((0, 8, ()), (1, payload, (payload,))),
+            (),
             (),
             (),
             (),
