@@ -22,10 +22,12 @@ from pyengine.format.counts import as_count, as_number
 from pyengine.format.schema import PRIORITY_FIELD, Field, FieldLike, Schema
 from pyengine.replay.batch import Batch
 from pyengine.replay.install import PreparedRing
+from pyengine.replay.outputs import to_device
 from pyengine.replay.reading import no_row_yet
 from pyengine.replay.ring import ReplayBuffer
 from pyengine.replay.rows import as_array, as_refs, as_rows, merge
 from pyengine.replay.segment_files import SegmentFile
+from pyengine.replay.steps import NStep
 from pyengine.replay.storage import Storage
 
 Beta = float | Callable[[int], float]
@@ -51,7 +53,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     been drawn. Rows of a plain ring's snapshot get priority 1; rows that were added after a
     snapshot (`replay="latest"`) get the highest that it had.
 
-    The tree takes up to 11 bytes of private memory a row. Everything else is as for ReplayBuffer.
+    The tree takes up to 11 bytes of private memory a row. Everything else is as for ReplayBuffer;
+    `sample_sequences` draws uniformly, whatever the priorities.
     Raises SchemaError for a field named "priority", which is an argument here, ConfigError naming
     the argument, expected and got.
     """
@@ -147,21 +150,34 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().extend(fields, lane=lane, mask=mask)
 
     def sample(
-        self, batch_size: int, beta: float | None = None, *, out: Any = None, device: Any = None
+        self,
+        batch_size: int,
+        beta: float | None = None,
+        *,
+        n_step: int | NStep | None = None,
+        gamma: float | None = None,
+        out: Any = None,
+        device: Any = None,
     ) -> Batch:
         """Draw `batch_size` rows by priority, with replacement, in the order of their positions.
 
         `batch.weights` (float32, (batch_size,)) are the importance weights with exponent `beta`,
         None for the ring's own; a tensor where `device` is given. The draw is the ring's own
-        PCG64, one number a row. `out`, `device` and errors as for ReplayBuffer.sample; and
-        EmptyRingError where every priority is 0, ConfigError for a beta that is no number of at
-        least 0.
+        PCG64, one number a row. `n_step`, `gamma`, `out`, `device` and errors as for
+        ReplayBuffer.sample; and EmptyRingError where every priority is 0, ConfigError for a beta
+        that is no number of at least 0.
         """
         weights = np.empty(as_count("batch_size", batch_size), np.float32)
         exponent = self.beta if beta is None else as_number("beta", beta)
         refs = np.empty(len(weights), np.int64)
-        batch = self._batch(refs, out, device, draw=True, weighing=(weights, exponent))
-        batch.weights = weights if device is None else _to_device(weights, device)
+        weighing = (weights, exponent)
+        if n_step is not None or gamma is not None:
+            batch = self._steps_batch(
+                refs, n_step, gamma, out, device, draw=True, weighing=weighing
+            )
+        else:
+            batch = self._batch(refs, out, device, draw=True, weighing=weighing)
+        batch.weights = to_device(weights, device)
         return batch
 
     def update_priorities(self, refs: Any, priorities: Any) -> int:
@@ -261,9 +277,3 @@ def _check_names(schema: Schema) -> None:
                 expected="another name",
                 got=name,
             )
-
-
-def _to_device(weights: NDArray[np.float32], device: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(weights).to(device)

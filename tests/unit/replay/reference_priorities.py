@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pyengine import PrioritizedReplayBuffer
+
 SMALL = float(np.float32(1e-6))
 
 
@@ -124,3 +126,19 @@ class ReferencePriorities:
         self.draws += 1
         weights = [np.float32(math.pow(least / leaves[place], beta)) for place in places]
         return [refs[place] for place in places], weights
+
+
+def some_priorities(random: np.random.Generator, shape: Any) -> Any:
+    """Of very different sizes, ties and zeros among them."""
+    values = 10.0 ** random.uniform(-30, 30, shape)
+    return np.where(random.random(shape) < 0.3, random.integers(0, 3, shape), values)
+
+
+def check_tree(ring: PrioritizedReplayBuffer, leaves: list[float]) -> None:
+    """Every node is what the reference computes anew from the leaves."""
+    tree = ReferenceTree(leaves)
+    for level, (sums, lows) in enumerate(ring.storage.core.priority_tree()):
+        for found, expected in ((sums, tree.levels), (lows, tree.lows)):
+            nodes = np.frombuffer(found, np.float64)
+            assert nodes.tolist() == expected[3 * level][: len(nodes)]
+            assert not any(expected[3 * level][len(nodes) :])

@@ -25,7 +25,7 @@ SCHEMA = Schema(
             "pose": Field((), "float32", stack=POSE, next_of="obs/pose"),
         },
         "end": "bool",
-        "priority": Field((), "float64", mutable=True, default=0.5),
+        "score": Field((), "float64", mutable=True, default=0.5),
     },
     episode_end=("end",),
 )
@@ -232,7 +232,7 @@ class Player:
             "next_obs/camera": np.concatenate([camera[2:], frame]),
             "next_obs/pose": pose,
             "end": np.bool_(random.random() < 0.15),
-            "priority": np.float64(random.random()),
+            "score": np.float64(random.random()),
         }
         self.seen[lane] = values
         return values
@@ -248,10 +248,8 @@ class Player:
                 self.reference.add(lane, rows[lane])
             else:
                 self.seen[lane] = former
-        self.ring.add(
-            {name: np.stack([row[name] for row in rows]) for name in NAMES},
-            mask=mask if masked else None,
-        )
+        columns = {name: column[0] for name, column in self.columns([rows]).items()}
+        self.ring.add(**columns, mask=mask if masked else None)
 
     def extend(self, random: np.random.Generator, lane: int | None) -> None:
         lanes = range(len(self.reference.lanes)) if lane is None else [lane]
@@ -260,12 +258,16 @@ class Player:
         for row in rows:
             for index, values in zip(lanes, row, strict=True):
                 self.reference.add(index, values)
-        columns = {
+        columns = self.columns(rows)
+        if rows and lane is None:
+            self.ring.extend(**columns)
+        elif rows:
+            self.ring.extend(**{name: value[:, 0] for name, value in columns.items()}, lane=lane)
+
+    def columns(self, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """What `extend` takes of rows, step by step."""
+        return {
             name: np.array([[values[name] for values in row] for row in rows])
             for name in NAMES
             if rows
         }
-        if rows and lane is None:
-            self.ring.extend(columns)
-        elif rows:
-            self.ring.extend({name: value[:, 0] for name, value in columns.items()}, lane=lane)

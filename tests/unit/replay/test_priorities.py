@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_priorities import ReferencePriorities, ReferenceTree
+from reference_priorities import ReferencePriorities, check_tree, some_priorities
 from saved_rings import save
 
 from pyengine import PrioritizedReplayBuffer
@@ -16,12 +16,6 @@ FIELDS = {"id": "int64", "end": "bool"}
 
 def new_ring(capacity, lanes, options, **others):
     return PrioritizedReplayBuffer(FIELDS, capacity, num_envs=lanes, seed=1, **options, **others)
-
-
-def some_priorities(random, shape):
-    """Of very different sizes, ties and zeros among them."""
-    values = 10.0 ** random.uniform(-30, 30, shape)
-    return np.where(random.random(shape) < 0.3, random.integers(0, 3, shape), values)
 
 
 def act(ring, reference, action, random):
@@ -104,16 +98,6 @@ def check(ring, reference, random):
         assert batch.weights.dtype == np.float32
         assert batch.weights.tolist() == [float(weight) for weight in weights]
         assert np.isin(refs, ring.refs()).all()
-
-
-def check_tree(ring, leaves):
-    """Every node is what the reference computes anew from the leaves."""
-    tree = ReferenceTree(leaves)
-    for level, (sums, lows) in enumerate(ring.storage.core.priority_tree()):
-        for found, expected in ((sums, tree.levels), (lows, tree.lows)):
-            nodes = np.frombuffer(found, np.float64)
-            assert nodes.tolist() == expected[3 * level][: len(nodes)]
-            assert not any(expected[3 * level][len(nodes) :])
 
 
 OPTIONS = st.fixed_dictionaries(

@@ -134,7 +134,7 @@ def check_holes(ring: ReplayBuffer, reference: Reference, refs: list[int]) -> No
             error = DroppedRowError if lane.rows[row].is_dropped else UnknownRefError
             with pytest.raises(error):
                 ring.gather([ref])
-            assert ring.update([ref], priority=9.0) == 1
+            assert ring.update([ref], score=9.0) == 1
 
 
 def check_steps(ring, reference, refs, most, gamma):
