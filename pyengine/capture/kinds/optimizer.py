@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from pyengine.capture.component import Captured, Component, Decoded, Phase
 from pyengine.capture.decode import Decoder
+from pyengine.capture.files import damage_in, structure_path
 from pyengine.capture.leaves import TensorLeaf
 from pyengine.capture.merge import MISSING, Merge
 from pyengine.capture.protocol import type_name
@@ -132,7 +133,8 @@ class OptimizerComponent(Component):
         return decode_optimizer(structure, tensors, path)
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        decoded.plan = self._plan(decoded.value)
+        with damage_in(structure_path(self.name, self.kind)):
+            decoded.plan = self._plan(decoded.value)
         return tuple(decoded.plan.notes)
 
     def apply(self, decoded: Decoded) -> None:

@@ -93,12 +93,13 @@ class SchedulerComponent(StatefulComponent):
         here, there = type_name(self.value), decoded.value["type"]
         if here != there:
             raise self._mismatch("another scheduler", here, there)
-        saved = self._saved_dict(decoded)
-        for key, live in self._methods().get().items():
-            # Those that schedulers are nested in are looked up; plain numbers may be new in torch.
-            got = saved.get(key, None if isinstance(live, (list, dict)) else live)
-            if isinstance(live, (list, dict)) and type(got) is not type(live):
-                raise self._mismatch(f"{key!r} differs", type_name(live), type_name(got))
+        live, saved = self._methods().get(), self._saved_dict(decoded)
+        for key in live.keys() | saved.keys():
+            # Plain values may be new in torch, or gone; what schedulers are nested in is looked up.
+            one, other = live.get(key), saved.get(key)
+            is_nested = isinstance(one, (list, dict)) or isinstance(other, (list, dict))
+            if is_nested and type(one) is not type(other):
+                raise self._mismatch(f"{key!r} differs", type_name(one), type_name(other))
         return super().check(decoded)
 
 
