@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyengine.capture.files import damage_in
 from pyengine.capture.tensorfile import TensorFile
 from pyengine.catalog import pool
 from pyengine.catalog.commit_lock import CommitLock
@@ -24,6 +25,7 @@ from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
 from pyengine.replay.install import PreparedRing
+from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
@@ -235,7 +237,21 @@ def read_ring(
     mutable: dict[str, Any] = {}
     if header.mutable_file is not None:
         path = f"{directory}/{header.mutable_file}"
+        if path not in files:
+            shown = os.path.join(info.path, directory, BUFFER_HEADER)
+            raise DamageError(
+                f"{shown}: its file {header.mutable_file!r:.100} is not listed", path=shown
+            )
         tensors = TensorFile(files[path], os.path.join(info.path, path))
         mutable = {field: tensors.array(field) for field in tensors.names}
-    ring.check_restorable(header)
+    shown = os.path.join(info.path, path)
+    with damage_in(os.path.join(info.path, f"{directory}/{BUFFER_HEADER}")):
+        ring.check_restorable(header)
+    saved = {item["name"] for item in header.schema["fields"]}
+    for field_name, field in ring.schema.mutable_fields.items():
+        array, shape = mutable.get(field_name), (header.capacity, *field.shape)
+        if array is None and field_name not in saved:
+            continue  # the ring has a value for fields that were not saved
+        if array is None or (array.shape, array.dtype) != (shape, numpy_dtype(field)):
+            raise DamageError(f"{shown}: no mutable field {field_name!r} of {shape}", path=shown)
     return RingRestore(name, ring, info, header, mutable)

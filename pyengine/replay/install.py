@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyengine._native.ring import BlockFault
 from pyengine.errors import DamageError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
+from pyengine.format.document import INTEGER_MAX
 from pyengine.format.segment import KIND_SEGMENT
 from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
@@ -37,9 +38,7 @@ class PreparedRing:
     def install_sampler(self) -> None:
         """Set the sampling generator as it was saved; empty storage keeps the ring's own."""
         if self._header is not None:
-            sampler = self._header.sampler
-            state = int(sampler["state"], 16), int(sampler["increment"], 16)
-            self.storage.core.seed_state = state
+            self.storage.core.seed_state = _read_sampler(self._header.sampler)[:2]
             if (priorities := self._header.priorities) is not None:
                 self.storage.core.draws = priorities.draws
 
@@ -56,7 +55,11 @@ class PreparedRing:
 
 
 def check_header(plan: RingPlan, header: BufferHeader, label: str) -> None:
-    """Raise StateMismatchError unless schema, capacity and lanes are the ring's."""
+    """Raise StateMismatchError unless schema, capacity and lanes are the ring's.
+
+    KeyError, TypeError or ValueError: its records of schema and sampler make no sense.
+    """
+    _read_sampler(header.sampler)
     sides: list[tuple[str, Any, Any]] = [
         ("capacity", plan.capacity, header.capacity),
         ("num_envs", plan.num_lanes, header.num_lanes),
@@ -74,6 +77,17 @@ def check_header(plan: RingPlan, header: BufferHeader, label: str) -> None:
         expected={what: expected for what, expected, _ in differing},
         got={what: got for what, _, got in differing},
     )
+
+
+def _read_sampler(record: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the state and the increment of the ring's generator, and its count of lost updates."""
+    state, increment = int(record["state"], 16), int(record["increment"], 16)
+    lost_updates = record.get("lost_updates", 0)
+    if not (0 <= state < 1 << 128 and 0 <= increment < 1 << 128):
+        raise ValueError("state and increment of a sampler have 128 bits")
+    if type(lost_updates) is not int or not 0 <= lost_updates <= INTEGER_MAX:
+        raise ValueError(f"lost_updates is {lost_updates!r:.100}")
+    return state, increment, lost_updates
 
 
 def _schema_sides(
@@ -138,7 +152,7 @@ def install(
     images.open_heads(header)
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
-    core.lost_updates = int(header.sampler.get("lost_updates", 0))
+    core.lost_updates = _read_sampler(header.sampler)[2]
     if storage.plan.schema.stacks:
         build_marks(storage)
     return storage.valid_rows()

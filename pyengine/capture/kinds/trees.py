@@ -62,7 +62,10 @@ class TensorComponent(_TreeComponent):
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
         saved = decoded.value
-        value = saved.value if isinstance(saved, TensorLeaf) else saved
+        value: Any = saved.value if isinstance(saved, TensorLeaf) else saved
+        is_array = isinstance(value, np.ndarray)
+        if not is_array and not is_tensor(value):
+            raise self._mismatch("no tensor or array", _sort(self.value), type_name(value))
         if is_tensor(value) != is_tensor(self.value):
             raise self._mismatch("a tensor on one side only", _sort(self.value), _sort(value))
         if tuple(value.shape) != tuple(self.value.shape) or value.dtype != self.value.dtype:
