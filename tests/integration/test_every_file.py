@@ -200,9 +200,9 @@ def test_files_that_were_swapped_are_found_and_named(full: Path, eager: bool) ->
         assert engine.restore(eager=eager).global_step == STEPS[2], "all were put back"
 
 
-def pooled(run_dir: Path, ring: str) -> list[Path]:
-    """Return the full segments in a ring's pool."""
-    found = sorted((run_dir / "segments" / ring).glob("*.seg"))
+def pooled(run_dir: Path, ring: str, line: int) -> list[Path]:
+    """Return the full segments of one line in a ring's pool."""
+    found = sorted((run_dir / "segments" / ring).glob(f"{line:016x}-*.seg"))
     return [path for path in found if "-part-" not in path.name]
 
 
@@ -215,8 +215,9 @@ def test_segments_that_were_swapped_in_the_pool_never_give_rows_of_other_places(
         for step in range(engine.restore().next_step, 40):
             training.step(step)
         digest = training.digest()
-    one = pooled(full, "replay")[-1]
-    other = pooled(full, "other" if between == "rings" else "replay")[
+        line = training.ring.control.line
+    one = pooled(full, "replay", line)[-1]
+    other = pooled(full, "other" if between == "rings" else "replay", line)[
         -1 if between == "rings" else 0
     ]
     assert one.read_bytes() != other.read_bytes()
@@ -242,7 +243,7 @@ def test_a_segment_that_was_swapped_under_a_live_run_is_found_by_the_next_restor
     with tracking_fully(full) as (engine, training):
         for step in range(engine.restore().next_step, 26):
             training.step(step)
-        one, other = pooled(full, "replay")[:2]
+        one, other = pooled(full, "replay", training.ring.control.line)[:2]
         swap(one, other)
         engine.snapshot(25).wait(60)
         digest = training.digest()
