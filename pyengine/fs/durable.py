@@ -285,7 +285,7 @@ def make_empty_file(path: str) -> None:
     Others may never write to it, whatever the umask says.
     """
     with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
-        fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
+        fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         door.active.close(fd)
 
 
