@@ -98,10 +98,11 @@ class SnapshotCallback(BaseCallback):
 
     def _check_settings(self) -> None:
         """Refuse what the engine would refuse, before anything is trained."""
+        if "algorithm" in self._settings:
+            raise ConfigError("algorithm: it is the model's, and not to be given")
+        given = {"notes": self._notes, **self._settings}
         try:
-            call = signature(pyengine.SnapshotEngine).bind(
-                self.run_dir, algorithm=None, notes=self._notes, **self._settings
-            )
+            call = signature(pyengine.SnapshotEngine).bind(self.run_dir, **given)
         except TypeError as error:
             raise ConfigError(f"SnapshotCallback: {error}") from error
         call.apply_defaults()

@@ -109,6 +109,8 @@ def change(ring, reference, random):
         for index, lane in enumerate(reference.lanes)
         for row in range(len(lane.rows))
     ]
+    if not known:
+        return
     refs = random.choice(known, random.integers(1, 60))
     values = some_priorities(random, len(refs))
     reference.settle()
