@@ -39,7 +39,7 @@ class Contestant:
 
     def __init__(self, rival: Rival) -> None:
         self.rival = rival
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115, as long as the process
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  close() closes it
         target = f"benchmarks.rivals.{rival.target}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.contestant", target],

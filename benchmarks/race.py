@@ -20,7 +20,7 @@ from benchmarks.disk import plain_write_seconds
 from benchmarks.figure import Setting, unit_of
 from benchmarks.host import available_memory_bytes
 from benchmarks.judgement import Finding, Verdict, at_least, format_ratio
-from benchmarks.rivals import OURS, Rival
+from benchmarks.rivals import OURS, REPLAYS, ROW_GATHER, Rival
 from benchmarks.rows import Rows
 from benchmarks.statistics import summarize
 
@@ -175,6 +175,22 @@ def rate_race(
                     race.note(f"{label}_p99_us", answer["p99_us"])
         race.note_group(rounds)
     return race
+
+
+def sample_race(setting: Setting, rows: Rows, capacity: int, batch: int) -> Race:
+    """Return the race of default calls of `sample(batch)`, and of ours into tensors."""
+    return rate_race(
+        setting,
+        turn="sample",
+        rows=rows,
+        capacity=capacity,
+        always=(OURS, ROW_GATHER),
+        rivals=REPLAYS,
+        unit="rows_per_s",
+        score=per_second(batch),
+        also={"pyengine.tensors": "sample_tensors"},
+        count=batch,
+    )
 
 
 def per_second(units_each: float) -> Callable[[dict[str, Any]], float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figure import Figure, Measured, Setting
-from benchmarks.race import per_second, rate_race
-from benchmarks.rivals import OURS, REPLAYS, ROW_GATHER
+from benchmarks.race import sample_race
 from benchmarks.rows import VECTORS
 
 FIGURE = Figure("sample_vectors", "sample(256), 1 million vector transitions, default call")
@@ -16,16 +15,5 @@ BAR = 2.0
 
 
 def measure(setting: Setting) -> Measured:
-    race = rate_race(
-        setting,
-        turn="sample",
-        rows=VECTORS,
-        capacity=QUICK_ROWS if setting.quick else ROWS,
-        always=(OURS, ROW_GATHER),
-        rivals=REPLAYS,
-        unit="rows_per_s",
-        score=per_second(BATCH),
-        also={"pyengine.tensors": "sample_tensors"},
-        count=BATCH,
-    )
+    race = sample_race(setting, VECTORS, QUICK_ROWS if setting.quick else ROWS, BATCH)
     return Measured([race.against_best_rival(BAR)], race.samples(), race.facts)

@@ -13,7 +13,8 @@ class ReplayContestant:
     """A library's replay buffer of `capacity` rows, used as its documentation recommends.
 
     `durable` says whether a complete save is on the disk; the others' files are fsynced after the
-    library calls itself done, and that time is told apart.
+    library calls itself done, and that time is told apart. What a library has no call for raises
+    NotImplementedError: figures do not ask it, and a race leaves out who raises, with a line.
     """
 
     durable = False

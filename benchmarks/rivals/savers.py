@@ -12,7 +12,11 @@ from benchmarks.models import change, large_model, state_tensors
 
 
 class ModelSaver:
-    """A network with Adam, changed before every save."""
+    """A network with Adam, changed before every save.
+
+    A way of saving adds `save(place)`: into that empty directory; it returns what waits until the
+    save is complete, None where it is already.
+    """
 
     durable = False
 
@@ -28,9 +32,6 @@ class ModelSaver:
 
     def state_dicts(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def save(self, place: Path) -> Callable[[], None] | None:
-        raise NotImplementedError
 
     def close(self) -> None:
         pass

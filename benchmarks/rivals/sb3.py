@@ -102,7 +102,7 @@ class Replay(ReplayContestant):
         return self._model
 
 
-class _Spaces(gymnasium.Env):  # type: ignore[type-arg]
+class _Spaces(gymnasium.Env[Any, Any]):
     """An environment that is asked for its spaces only."""
 
     def __init__(self, observations: spaces.Space[Any]) -> None:

@@ -124,7 +124,7 @@ def test_load_reads_the_pickles_that_its_caller_allows(run_dir: Path) -> None:
     with pytest.raises(errors.ComponentMismatchError, match="'curiculum'"):
         pyengine.load(run_dir, allow_pickle=["curiculum"])
     with pytest.raises(errors.ConfigError, match="list of names"):
-        pyengine.load(run_dir, allow_pickle=True)  # type: ignore[arg-type]
+        pyengine.load(run_dir, allow_pickle=True)  # type: ignore[arg-type]  # it is to be refused
     assert not (run_dir.parent / "exploded").exists()
 
 
