@@ -51,13 +51,13 @@ class Replay(ReplayContestant):
         return {name: np.ascontiguousarray(column[0]) for name, column in row.items()}
 
     def add(self, form: dict[str, Any]) -> None:
-        self.ring.add(**form)
+        self.ring.add(form)
 
     def many_rows(self, rows: Columns) -> Columns:
         return rows
 
     def extend(self, form: Columns) -> None:
-        self.ring.extend(**form)
+        self.ring.extend(form)
 
     def change(self) -> None:
         self._start_engine()

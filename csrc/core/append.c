@@ -4,6 +4,7 @@
 
 #include "append.h"
 #include "priorities.h"
+#include "streaming.h"
 
 static void seal_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   struct pe_table_entry *entry = pe_control_entry(ring->control, lane, segment);
@@ -25,11 +26,12 @@ static bool is_wanted(const struct pe_batch *batch, uint64_t step, uint64_t l) {
   return batch->mask == NULL || batch->mask[step * batch->lane_count + l];
 }
 
-/* Copy `count` values of `bytes` to one place after another. */
+/* Copy `count` values of `bytes` to one place after another, large ones past the caches: the next
+ * to read them is the writer, or a batch among a million rows. */
 static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, size_t bytes,
                         uint64_t count) {
   if (from_step == bytes) {
-    memcpy(to, from, bytes * count);
+    pe_copy_past_caches(to, from, bytes * count);
     return;
   }
   /* Constant sizes let the compiler copy in registers; rewards, flags and actions are these. */
@@ -45,7 +47,8 @@ static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, si
     CASE(8);
 #undef CASE
     default:
-      for (uint64_t i = 0; i < count; i++) memcpy(to + i * bytes, from + i * from_step, bytes);
+      for (uint64_t i = 0; i < count; i++)
+        pe_copy_past_caches(to + i * bytes, from + i * from_step, bytes);
   }
 }
 
@@ -110,6 +113,7 @@ void pe_append_publish(struct pe_ring *ring, uint64_t lane_index, uint64_t count
   const uint64_t segment = id >> ring->segment_shift;
   const uint64_t total = id + count;
   const uint64_t new_tail = total > per_lane && total - per_lane > tail ? total - per_lane : tail;
+  pe_order_stores();
   /* The tail first: a reader between the two stores sees rows missing, never one row too many. */
   atomic_store_explicit(&lane->tail, new_tail, memory_order_release);
   atomic_store_explicit(&lane->total_count, total, memory_order_release);

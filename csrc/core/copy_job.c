@@ -1,51 +1,6 @@
 #include "copy_job.h"
 
-#include <string.h>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
-/* Below, a call of memcpy is faster than what streaming has to set up. */
-#define STREAM_BYTES 4096
-#define LINE_BYTES 64
-#define AHEAD_BYTES 512
-
-#if defined(__SSE2__)
-static void copy_piece(uint8_t *target, const uint8_t *source, size_t bytes) {
-  if (bytes < STREAM_BYTES) {
-    memcpy(target, source, bytes);
-    return;
-  }
-  const size_t head = (LINE_BYTES - (uintptr_t)target % LINE_BYTES) % LINE_BYTES;
-  memcpy(target, source, head);
-  size_t at = head;
-  for (; bytes - at >= LINE_BYTES; at += LINE_BYTES) {
-    const __m128i *from = (const void *)(source + at);
-    __m128i *to = (void *)(target + at);
-    const __m128i a = _mm_loadu_si128(from);
-    const __m128i b = _mm_loadu_si128(from + 1);
-    const __m128i c = _mm_loadu_si128(from + 2);
-    const __m128i d = _mm_loadu_si128(from + 3);
-    /* A hint, which may point beyond the range. */
-    _mm_prefetch((const char *)((uintptr_t)from + AHEAD_BYTES), _MM_HINT_NTA);
-    _mm_stream_si128(to, a);
-    _mm_stream_si128(to + 1, b);
-    _mm_stream_si128(to + 2, c);
-    _mm_stream_si128(to + 3, d);
-  }
-  memcpy(target + at, source + at, bytes - at);
-}
-
-/* Streaming stores are ordered by nothing else, not even by a release. */
-static void order_stores(void) { _mm_sfence(); }
-#else
-static void copy_piece(uint8_t *target, const uint8_t *source, size_t bytes) {
-  memcpy(target, source, bytes);
-}
-
-static void order_stores(void) {}
-#endif
+#include "streaming.h"
 
 void pe_copy_job_init(struct pe_copy_job *job, const struct pe_copy *copies, size_t count) {
   const uint64_t bytes = count == 0 ? 0 : copies[count - 1].end;
@@ -80,10 +35,10 @@ static void copy_chunk(const struct pe_copy_job *job, uint64_t chunk) {
     const struct pe_copy *copy = &job->copies[i];
     const uint64_t begin = i == 0 ? 0 : job->copies[i - 1].end;
     const uint64_t until = copy->end < end ? copy->end : end;
-    copy_piece(copy->target + (at - begin), copy->source + (at - begin), (size_t)(until - at));
+    pe_copy_past_caches(copy->target + (at - begin), copy->source + (at - begin), (size_t)(until - at));
     at = until;
   }
-  order_stores();
+  pe_order_stores();
 }
 
 static void settle(struct pe_copy_job *job, uint64_t chunks) {

@@ -92,10 +92,9 @@ class ReplayBuffer(RingSequences):
         self._add(merge(rows, fields), mask)
 
     def _add(self, fields: dict[str, Any], mask: Any) -> None:
-        left = self._append_exact(fields, mask, has_steps=False, lane=None)
+        left = self._append_exact(fields, mask, False, None)
         if left:
             self._append(flatten(fields), mask, steps=None, lane=None, left=left)
-        self._drop_retired()
 
     def extend(
         self,
@@ -114,10 +113,9 @@ class ReplayBuffer(RingSequences):
         """
         fields = merge(rows, fields)
         lane = None if lane is None else self._lane(lane)
-        left = self._append_exact(fields, mask, has_steps=True, lane=lane)
+        left = self._append_exact(fields, mask, True, lane)
         if left:
             self._extend(flatten(fields), mask, lane, left)
-        self._drop_retired()
 
     def _extend(self, flat: dict[str, Any], mask: Any, lane: int | None, left: int) -> None:
         self._check_usable()
@@ -134,21 +132,25 @@ class ReplayBuffer(RingSequences):
         self._append(flat, mask, steps=len(first), lane=lane, left=left)
 
     def _append_exact(
-        self, fields: dict[str, Any], mask: Any, *, has_steps: bool, lane: Any
+        self, fields: dict[str, Any], mask: Any, has_steps: bool, lane: int | None, /
     ) -> int:
         """Append what is exactly as the native core takes it; return how many steps are left.
 
-        -1: nothing was done, and it takes a closer look.
+        -1: nothing was done, and it takes a closer look. Every row goes through here: on a row of
+        vectors a keyword costs as much as its copy.
         """
         storage = self._storage
         if storage is None:
             return -1
         try:
-            return storage.core.append_exact(fields, mask, has_steps, -1 if lane is None else lane)
+            left = storage.core.append_exact(fields, mask, has_steps, -1 if lane is None else lane)
         except NoMemory as fault:
             raise no_memory_error(self._label, storage, fault) from None
         except BrokenStack as fault:
             raise broken_stack_error(self.schema, fault) from None
+        if storage.mapped:
+            storage.drop_retired()
+        return left
 
     def _append(
         self, flat: dict[str, Any], mask: Any, *, steps: int | None, lane: int | None, left: int
@@ -183,6 +185,7 @@ class ReplayBuffer(RingSequences):
 
         if not go_on():
             self._wait_for_slot(go_on)
+        self._drop_retired()
 
     def _wait_for_slot(self, go_on: Callable[[], bool]) -> None:
         began = time.monotonic()
