@@ -176,8 +176,13 @@ class Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.disband()
+
+    def disband(self) -> None:
+        """End all processes, between contests: what libraries and heaps keep is free again."""
         for contestant in self._contestants.values():
             contestant.close()
+        self._contestants.clear()
 
     @contextmanager
     def contest(self, rivals: Sequence[Rival], directory: Path) -> Iterator[Contest]:

@@ -25,6 +25,7 @@ BATCH = 256
 BAR = 20.0
 LIMIT_BAR = 2.0
 READS = 400
+LARGE_BYTES = 1e9
 LARGE_ROUNDS = 6
 """Loads of 7 GB take the rivals up to half a minute each: there are few of them."""
 
@@ -46,7 +47,10 @@ def measure(setting: Setting) -> Measured:
         size = capacity * rows.row_bytes
         race = Race("first_batch_ms", less_is_better=True)
         limits: list[float] = []
-        rounds = min(setting.pairs, LARGE_ROUNDS) if size > 1e9 else setting.pairs
+        is_large = size > LARGE_BYTES
+        rounds = min(setting.pairs, LARGE_ROUNDS) if is_large else setting.pairs
+        if is_large:
+            setting.pool.disband()
         try:
             setting.need_memory(2 * size)
             setting.need_disk(3 * size)

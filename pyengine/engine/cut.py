@@ -107,6 +107,7 @@ class Cutter:
         self._warned: set[str] = set()
         self._layout = StagingLayout()
         self._memories: dict[int, tuple[int, str, StagingMemory]] = {}
+        self._record_sizes: dict[str, tuple[str | None, int]] = {}
 
     def take(
         self,
@@ -148,8 +149,8 @@ class Cutter:
             files=tuple(files),
             static=tuple(sorted(self._tracked.static)),
         )
-        room = len(_with_cuts(draft, rings, None).pack()) + _SLACK_BYTES
-        room += sum(_dropped_bytes(ring.ring) for ring in rings)
+        room = len(draft.pack()) + _SLACK_BYTES
+        room += sum(self._record_bytes(ring) + _dropped_bytes(ring.ring) for ring in rings)
         arena = self._buffers.fit(slot, end + room)
         late = self._memory(slot, arena).fill(plan, choice.tensors if choice else None)
         if choice is not None and late is not None:
@@ -219,14 +220,14 @@ class Cutter:
             for ring in rings:
                 locks.enter_context(ring.ring.freeze())
             entry.begin(sequence)
-            cuts = []
+            records = []
             for ring, views in zip(rings, targets, strict=True):
                 for name, view in views.items():
                     np.copyto(view, ring.sources[name], casting="no")
                 words = self._control.arena.mapping
                 lanes = ring.ring.cut(words, entry.snapshot_word_offset, sequence)
-                cuts.append((lanes, ring.ring.dropped))
-            packed = _with_cuts(draft, rings, cuts).pack()
+                records.append(_ring_record(ring, lanes, ring.ring.dropped))
+            packed = replace(draft, rings=tuple(records)).pack()
             place[: len(packed)] = packed
             entry.descriptor = DescriptorPlace(slot.version, offset, len(packed))
             if late is None:
@@ -242,6 +243,19 @@ class Cutter:
             if layout is not None:
                 end += -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
         return plans, end
+
+    def _record_bytes(self, ring: _RingPlan) -> int:
+        """Return room for a ring's record in the descriptor, dropped rows apart.
+
+        It depends on schema, lanes and memory: remembered, as it takes longer to find than all
+        else that a tick does for a ring.
+        """
+        arena = _arena_of(ring.ring)
+        known = self._record_sizes.get(ring.name)
+        if known is None or known[0] != arena:
+            record = _ring_record(ring, (_WIDEST,) * ring.ring.num_envs, ())
+            known = self._record_sizes[ring.name] = (arena, record.packed_bytes)
+        return known[1]
 
     def _mutable_plan(self, ring: _RingPlan) -> FilePlan:
         assert ring.layout is not None
@@ -287,21 +301,15 @@ class Cutter:
             memory.close()
 
 
-def _with_cuts(
-    draft: SnapshotDescriptor,
-    rings: list[_RingPlan],
-    cuts: list[tuple[tuple[LaneRecord, ...], tuple[DroppedRun, ...]]] | None,
-) -> SnapshotDescriptor:
-    """Return the descriptor with its rings; without cuts, one at least as long as with any, dropped
-    rows apart."""
-    records = []
-    for index, ring in enumerate(rings):
-        header = ring.ring.header_record()
-        lanes, dropped = cuts[index] if cuts else ((_WIDEST,) * int(header["num_lanes"]), ())
-        storage = ring.ring.storage
-        arena = None if storage is None else storage.arena.identity
-        records.append(RingCut(ring.name, lanes, header, ring.mutable_file, arena, dropped))
-    return replace(draft, rings=tuple(records))
+def _ring_record(
+    ring: _RingPlan, lanes: tuple[LaneRecord, ...], dropped: tuple[DroppedRun, ...]
+) -> RingCut:
+    header = ring.ring.header_record()
+    return RingCut(ring.name, lanes, header, ring.mutable_file, _arena_of(ring.ring), dropped)
+
+
+def _arena_of(ring: ReplayBuffer) -> str | None:
+    return None if ring.storage is None else ring.storage.arena.identity
 
 
 def _dropped_bytes(ring: ReplayBuffer) -> int:

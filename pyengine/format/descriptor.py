@@ -60,6 +60,11 @@ class RingCut:
     arena: str | None = None
     dropped: tuple[DroppedRun, ...] = ()
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes that it takes in a packed descriptor."""
+        return len(msgpack.packb(_pack_ring(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDescriptor:
