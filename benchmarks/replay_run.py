@@ -79,7 +79,7 @@ def needed_bytes(schema: pyengine.Schema, capacity: int, refs: np.ndarray) -> in
 
 def make_engine(directory: Path, **settings: object) -> pyengine.SnapshotEngine:
     """Return an engine that saves only when asked."""
-    return pyengine.SnapshotEngine(directory, keep_last=2, **settings)  # type: ignore[arg-type]
+    return pyengine.SnapshotEngine(directory, **{"keep_last": 2, **settings})  # type: ignore[arg-type]
 
 
 def build_run(directory: Path, shape: ReplayShape) -> None:
