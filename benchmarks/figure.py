@@ -28,6 +28,7 @@ OWN = (
     "private_memory",
     "writer_rate",
     "full_speed",
+    "scale",
 )
 """Against the hardware alone."""
 
@@ -99,17 +100,27 @@ class NotEnough(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Curves:
+    """One log-log panel: by name, points (size, median, ends of its 95 % interval)."""
+
+    size: str
+    unit: str
+    points: dict[str, list[tuple[float, float, float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What came out.
 
     `findings` hold each bar with what was measured as a person reads it; `samples` holds every raw
     sample by name, with the unit as the last part of the name; `facts` are plain values that belong
-    to them.
+    to them; `curves` are medians over a size, drawn instead of the samples.
     """
 
     findings: list[Finding]
     samples: dict[str, list[float]]
     facts: dict[str, Any] = field(default_factory=dict)
+    curves: list[Curves] = field(default_factory=list)
 
     @classmethod
     def skipped(cls, why: str) -> Measured:
@@ -136,7 +147,8 @@ class Measured:
             Finding(found["bar"], found["text"], Verdict(found["verdict"]))
             for found in record["findings"]
         ]
-        return cls(findings, record["samples"], record["facts"])
+        curves = [Curves(**curve) for curve in record["curves"]]
+        return cls(findings, record["samples"], record["facts"], curves)
 
 
 def load_figure(name: str) -> ModuleType:

@@ -1,12 +1,18 @@
-"""The models that are saved: one of about 1 MB beside a replay, and one of 403 MB with Adam."""
+"""The models that are saved: one of about 1 MB beside a replay, one of 403 MB with Adam, and others
+of any size.
+"""
 
 from __future__ import annotations
+
+from math import ceil, sqrt
 
 import torch
 
 SMALL_WIDTH = 480
 LARGE_WIDTH = 2048
 LARGE_LAYERS = 8
+PARAMETER_BYTES = 3 * 4
+"""A parameter and Adam's two moments."""
 
 
 def small_model() -> torch.nn.Module:
@@ -18,9 +24,11 @@ def small_model() -> torch.nn.Module:
     )
 
 
-def large_model(layers: int = LARGE_LAYERS) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return a network with Adam after one step: 50 MB a layer."""
-    parts = (torch.nn.Linear(LARGE_WIDTH, LARGE_WIDTH) for _ in range(layers))
+def large_model(
+    layers: int = LARGE_LAYERS, width: int = LARGE_WIDTH
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a network with Adam after one step: 50 MB a layer of the usual width."""
+    parts = (torch.nn.Linear(width, width) for _ in range(layers))
     model = torch.nn.Sequential(*parts)
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
@@ -28,6 +36,12 @@ def large_model(layers: int = LARGE_LAYERS) -> tuple[torch.nn.Module, torch.opti
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
+
+
+def model_of(state_bytes: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return such a network whose parameters and moments take `state_bytes`, within a per cent."""
+    layers = ceil(state_bytes / (PARAMETER_BYTES * LARGE_WIDTH**2))
+    return large_model(layers, round(sqrt(state_bytes / (PARAMETER_BYTES * layers))))
 
 
 def state_tensors(

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def private_bytes() -> int:
-    """Return this process's private memory (clean and dirty), from smaps_rollup."""
+def private_bytes(pid: int | str = "self") -> int:
+    """Return a process's private memory (clean and dirty), from smaps_rollup."""
     total = 0
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Clean:", "Private_Dirty:")):
             total += int(line.split()[1]) * 1024
     return total
+
+
+def shared_memory_bytes() -> int:
+    """Return the shared memory that this process has in its page tables."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no line RssShmem")
 
 
 def children() -> list[int]:
