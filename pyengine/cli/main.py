@@ -1,6 +1,7 @@
-"""The command line: `pyengine inspect`, `verify`, `branch`, `gc` and `run`.
+"""The command line: `pyengine inspect`, `verify`, `branch`, `gc`, `run` and `bench`.
 
-Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` has its own.
+Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` and
+`bench` have more.
 Results go to stdout, as tables or with `--json` as one JSON object; progress and errors to stderr.
 """
 
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from pyengine import __version__
-from pyengine.cli import branch, gc, inspect, run, verify
+from pyengine.cli import bench, branch, gc, inspect, run, verify
 from pyengine.errors import DamageError, FormatVersionError, MalformedFileError, PyengineError
 
 EXIT_OK = 0
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     branch.add_command(commands)
     gc.add_command(commands)
     run.add_command(commands)
+    bench.add_command(commands)
     return parser
 
 
