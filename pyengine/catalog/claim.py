@@ -31,6 +31,9 @@ from pyengine.format.manifest import utc_timestamp
 from pyengine.fs import durable, forking, process
 from pyengine.fs.locks import OfdLock
 
+Place = tuple[int, int]
+"""Device and inode of a run directory; paths may come to mean another."""
+
 
 class Claim:
     """Ownership of a run directory; a context manager. Made by `claim_run`.
@@ -38,11 +41,14 @@ class Claim:
     Lives until `release` or the death of the process. In a forked child it is inert.
     """
 
-    def __init__(self, run_dir: str, run_id: str, generation: int, lock: OfdLock) -> None:
+    def __init__(
+        self, run_dir: str, run_id: str, generation: int, lock: OfdLock, place: Place
+    ) -> None:
         self.run_dir = run_dir
         self.run_id = run_id
         self.generation = generation
         self._lock = lock
+        self._place = place
 
     @property
     def is_held(self) -> bool:
@@ -53,7 +59,7 @@ class Claim:
         """Give the run up. Idempotent."""
         if self._lock.is_held:
             self._lock.release()
-            _registry.leave(self.run_dir)
+            _registry.leave(self._place)
 
     def __del__(self) -> None:
         # At the interpreter's end anything that release needs may be gone already; the kernel frees
@@ -69,24 +75,23 @@ class Claim:
 
 
 class _Registry:
-    """The runs claimed by this process, by (device, inode) of their directories."""
+    """The runs claimed by this process, and since when."""
 
     def __init__(self) -> None:
-        self._owned: dict[tuple[int, int], str] = {}
-        self._keys: dict[str, tuple[int, int]] = {}
+        self._owned: dict[Place, str] = {}
         self._lock = threading.Lock()
         self._is_registered = False
 
-    def enter(self, run_dir: str) -> None:
+    def enter(self, run_dir: str) -> Place:
         if not self._is_registered:
             forking.register_for_child(self)
             self._is_registered = True
-        key = self._key(run_dir)
+        status = os.stat(run_dir)
+        place = (status.st_dev, status.st_ino)
         with self._lock:
-            since = self._owned.get(key)
+            since = self._owned.get(place)
             if since is None:
-                self._owned[key] = utc_timestamp()
-                self._keys[run_dir] = key
+                self._owned[place] = utc_timestamp()
         if since is not None:
             raise RunBusyError(
                 f"{run_dir} is already in use by this process (pid {os.getpid()}), since {since}: "
@@ -96,17 +101,13 @@ class _Registry:
                 host=process.current().host,
                 since=since,
             )
+        return place
 
-    def leave(self, run_dir: str) -> None:
-        self._owned.pop(self._keys.pop(run_dir), None)
-
-    def _key(self, run_dir: str) -> tuple[int, int]:
-        status = os.stat(run_dir)
-        return (status.st_dev, status.st_ino)
+    def leave(self, place: Place) -> None:
+        self._owned.pop(place, None)
 
     def _after_fork_in_child(self) -> None:
         self._owned.clear()
-        self._keys.clear()
         self._lock = threading.Lock()
         self._is_registered = False
 
@@ -134,13 +135,13 @@ def claim_run(
     path = os.path.realpath(run_dir)
     _prepare(path)
     _check_rank(path)
-    _registry.enter(path)
+    place = _registry.enter(path)
     try:
         turn = Turn(path, wait_seconds, stop or threading.Event(), takeover=takeover)
         with turn.take() as lock:
-            claim, trash = _claim_locked(path, lock)
+            claim, trash = _claim_locked(path, lock, place)
     except BaseException:
-        _registry.leave(path)
+        _registry.leave(place)
         raise
     commit.empty_trash(trash)
     return claim
@@ -179,7 +180,7 @@ def _check_rank(run_dir: str) -> None:
         )
 
 
-def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
+def _claim_locked(run_dir: str, lock: OfdLock, place: Place) -> tuple[Claim, list[str]]:
     _check_rank(run_dir)
     run_id = _run_id(run_dir)
     generation = highest_generation(run_dir) + 1
@@ -200,7 +201,7 @@ def _claim_locked(run_dir: str, lock: OfdLock) -> tuple[Claim, list[str]]:
     except BaseException:
         owner.release()
         raise
-    return Claim(run_dir, run_id, generation, owner), trash
+    return Claim(run_dir, run_id, generation, owner, place), trash
 
 
 def highest_generation(run_dir: str) -> int:

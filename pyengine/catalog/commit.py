@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from pyengine.catalog import markers, pool, retention, scan
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
+from pyengine.catalog.generation import check_not_replaced
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.lines import read_lines
 from pyengine.errors import DamageError, NoSpaceError, PyengineError, SnapshotFailedError
@@ -280,8 +281,10 @@ def hold_snapshot(path: str) -> OfdLock | None:
 def make_staging_directory(run_dir: str, generation: int, name: str, attempt: int) -> str:
     """Make the temporary directory in which snapshot `name` is put together; return its path.
 
-    A stale one of the same attempt is deleted first. Raises NoSpaceError, OSError.
+    A stale one of the same attempt is deleted first. Raises StaleGenerationError where another run
+    has the path now, NoSpaceError, OSError.
     """
+    check_not_replaced(run_dir, generation)
     text = names.temporary_name(generation, f"{name}-{attempt}")
     path = os.path.join(run_dir, names.SNAPSHOTS, text)
     durable.remove_tree(path)

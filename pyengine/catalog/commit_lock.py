@@ -3,7 +3,8 @@
 Whoever renames or unlinks a name that others rely on (snapshots, pool, quarantine, generations)
 holds byte 0 of `lock` and has seen, after taking it, that its generation is still the newest. The
 only way to get at those operations is a `CommitLock`, and the only way to get one is to pass that
-check. A writer that was frozen and wakes up in a newer generation is turned away here.
+check. A writer that was frozen and wakes up in a newer generation is turned away here, and so is
+one whose run was moved or removed, so that another run, with generations of its own, has its path.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pyengine.catalog.generation import check_not_replaced
 from pyengine.catalog.keepers import lock_busy
 from pyengine.catalog.scan import claimed_generation
 from pyengine.config import COMMIT_LOCK_SECONDS
-from pyengine.errors import StaleGenerationError
+from pyengine.errors import RunDirectoryError, StaleGenerationError
 from pyengine.format import names
 from pyengine.format.sealed import record_bytes
 from pyengine.fs import door, durable
@@ -108,8 +110,12 @@ class CommitLock:
 
 
 def try_lock(run_dir: str) -> OfdLock | None:
-    """Take the commit lock at once, for `commit_lock`; None while somebody else has it."""
-    return OfdLock.try_acquire(os.path.join(run_dir, names.LOCK))
+    """Take the commit lock at once, for `commit_lock`; None while somebody else has it.
+
+    Raises RunDirectoryError where its file is gone, OSError.
+    """
+    with _lock_file_expected(run_dir):
+        return OfdLock.try_acquire(os.path.join(run_dir, names.LOCK))
 
 
 @contextlib.contextmanager
@@ -124,24 +130,44 @@ def commit_lock(
 
     Waits for the lock (RunBusyError, which names who holds it, after `timeout` seconds), or goes on
     with one that `try_lock` has `taken`. Raises StaleGenerationError, with nothing touched, where a
-    newer generation was claimed.
+    newer generation was claimed or another run has the path; RunDirectoryError where the lock's
+    file is gone.
     """
     with taken or _acquire(run_dir, timeout) as lock:
-        newest = claimed_generation(run_dir)
-        if newest != generation:
-            owner = (
-                f"generation {newest} owns the run"
-                if newest > 0
-                else f"{names.GENERATIONS}/ was removed from it: start the script again"
-            )
-            raise StaleGenerationError(
-                f"{run_dir}: {owner}, generation {generation} does not", path=run_dir
-            )
+        _check_owner(run_dir, generation)
         yield CommitLock(run_dir, generation, lock)
+
+
+def _check_owner(run_dir: str, generation: int) -> None:
+    newest = claimed_generation(run_dir)
+    if newest != generation:
+        owner = (
+            f"generation {newest} owns the run"
+            if newest > 0
+            else f"{names.GENERATIONS}/ was removed from it: start the script again"
+        )
+        raise StaleGenerationError(
+            f"{run_dir}: {owner}, generation {generation} does not", path=run_dir
+        )
+    check_not_replaced(run_dir, generation)
 
 
 def _acquire(run_dir: str, timeout: float) -> OfdLock:
     try:
-        return OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout)
+        with _lock_file_expected(run_dir):
+            return OfdLock.acquire(os.path.join(run_dir, names.LOCK), timeout=timeout)
     except TimeoutError as error:
         raise lock_busy(run_dir) from error
+
+
+@contextlib.contextmanager
+def _lock_file_expected(run_dir: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RunDirectoryError(
+            f"{run_dir}: its file {names.LOCK!r}, or all of it, was moved or removed while a "
+            "trainer owned it: nothing can be committed until the script is started again, which "
+            "makes the file anew",
+            path=run_dir,
+        ) from error

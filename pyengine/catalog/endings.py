@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyengine.catalog import scan
-from pyengine.catalog.generation import generation_path, read_records
+from pyengine.catalog.generation import check_not_replaced, generation_path, read_records
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.sealed import record_bytes
@@ -34,8 +34,10 @@ class Loss:
 def record_end(run_dir: str, generation: int, losses: Sequence[Loss]) -> None:
     """Put on record that this process, the generation's writer, ends; durable on return.
 
-    To be called while it holds the writer's byte. Raises NoSpaceError, OSError.
+    To be called while it holds the writer's byte. Raises NoSpaceError, OSError, and
+    StaleGenerationError where another run has the path now.
     """
+    check_not_replaced(run_dir, generation)
     record = {
         "role": "end",
         "pid": os.getpid(),

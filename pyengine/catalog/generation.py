@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyengine import __version__, config
-from pyengine.errors import DamageError, RestoreError
+from pyengine.errors import DamageError, RestoreError, StaleGenerationError
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.sealed import parse_record, record_bytes
 from pyengine.fs import durable, process
 from pyengine.fs.beneath import read_beneath
-from pyengine.fs.locks import OfdLock
+from pyengine.fs.locks import OfdLock, is_replaced
 from pyengine.fs.process import ProcessIdentity
 
 _RECORD_MAX_BYTES = 16 * 1024 * 1024
@@ -33,6 +33,18 @@ class Party:
     identity: ProcessIdentity | None
     since: str
     rank: int = 0
+
+
+def check_not_replaced(run_dir: str, generation: int) -> None:
+    """Raise StaleGenerationError where another run lies in the path of the one that this process
+    has claimed as `generation`."""
+    if is_replaced(generation_path(run_dir, generation)):
+        raise StaleGenerationError(
+            f"{run_dir} is another run now: the one that this trainer owns was moved or removed, "
+            "so that it can save nothing any more; start it again, each run in a directory of its "
+            "own",
+            path=run_dir,
+        )
 
 
 def reserve_writer_lock(run_dir: str, generation: int) -> OfdLock | None:

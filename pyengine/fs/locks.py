@@ -14,12 +14,15 @@ import fcntl
 import os
 import struct
 import time
+import weakref
 
 from pyengine.fs import door, forking, process
 
 _FLOCK = struct.Struct("hhqqi4x")
 _POLL_SECONDS = 0.01
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_held: dict[int, weakref.ref[OfdLock]] = {}
+"""The locks that this process holds, by descriptor."""
 
 
 def _request(fd: int, command: int, kind: int, byte: int) -> int:
@@ -40,6 +43,7 @@ class OfdLock:
         self.byte = byte
         self._fd = fd
         self._pid = os.getpid()
+        _held[fd] = weakref.ref(self)
         forking.register_for_child(self)
 
     @classmethod
@@ -101,7 +105,7 @@ class OfdLock:
 
     def hand_over(self) -> None:
         """Let go without unlocking: the lock lives on with duplicates of the descriptor, if any."""
-        fd, self._fd = self._fd, -1
+        fd = self._forget()
         if fd >= 0:
             door.active.close(fd)
 
@@ -112,7 +116,7 @@ class OfdLock:
 
     def release(self) -> None:
         """Let the lock go. Idempotent."""
-        fd, self._fd = self._fd, -1
+        fd = self._forget()
         if fd < 0:
             return
         if self._pid == os.getpid():
@@ -121,8 +125,20 @@ class OfdLock:
                 _request(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self.byte)
         door.active.close(fd)
 
-    def _after_fork_in_child(self) -> None:
+    def _is_on(self, file: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), file)
+        except OSError:  # released meanwhile
+            return False
+
+    def _forget(self) -> int:
+        """Return the descriptor, which is this object's no more; -1: it was not already."""
         fd, self._fd = self._fd, -1
+        _held.pop(fd, None)
+        return fd
+
+    def _after_fork_in_child(self) -> None:
+        fd = self._forget()
         if fd >= 0:
             os.close(fd)
 
@@ -137,6 +153,19 @@ class OfdLock:
         # the lock in any case.
         with contextlib.suppress(Exception):
             self.release()
+
+
+def is_replaced(path: str) -> bool:
+    """Return whether this process has locked a file under `path`, and another one is there now.
+
+    Its locks then protect nothing any more. False where no file is there, or none was locked.
+    """
+    held = [reference() for reference in list(_held.values())]
+    locks = [lock for lock in held if lock is not None and lock.path == path]
+    try:
+        return bool(locks) and not any(lock._is_on(os.stat(path)) for lock in locks)
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(path: str, byte: int = 0) -> bool:

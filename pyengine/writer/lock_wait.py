@@ -38,7 +38,8 @@ class Voice(Protocol):
 def lock_steps(session: Voice) -> Generator[None, None, OfdLock]:
     """Take the commit lock; each yield waits for `POLL_SECONDS` or an event.
 
-    Raises SnapshotFailedError, which names the holder, after `COMMIT_LOCK_SECONDS`; OSError.
+    Raises SnapshotFailedError, which names the holder, after `COMMIT_LOCK_SECONDS`;
+    RunDirectoryError where the lock's file is gone, OSError.
     """
     begun = time.monotonic()
     is_told = False

@@ -20,7 +20,7 @@ from pyengine.catalog import commit, janitor
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.endings import Loss, record_end
 from pyengine.catalog.generation import writer_lock
-from pyengine.errors import ClosedError, PyengineError, RunBusyError, StaleGenerationError
+from pyengine.errors import ClosedError, PyengineError, RunBusyError, RunError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs.door import FILE_MODE
@@ -161,7 +161,7 @@ def _clear_predecessor(session: Session) -> None:
         commit.empty_trash(trash)
     except RunBusyError as error:
         session.warn(f"what the writer before this one left stays for now: {error}")
-    except StaleGenerationError as error:
+    except RunError as error:
         # Each staged snapshot will fail by the same error, which the trainer then sees.
         logger.error("%s", error)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyengine.catalog.commit_lock import commit_lock, try_lock
 from pyengine.catalog.pool import remove_pool_files
-from pyengine.errors import DamageError, StaleGenerationError
+from pyengine.errors import DamageError, RunError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.shm.states import SnapshotState, StagingState
@@ -118,7 +118,7 @@ def _remove(session: Session, ring: RingView, aged: list[str]) -> int:
             return 0  # a chore: the next sweep comes soon
         with commit_lock(session.run_dir, session.generation, taken=lock) as held:
             remove_pool_files(held, ring.name, aged)
-    except (StaleGenerationError, OSError) as error:
+    except (RunError, OSError) as error:
         logger.warning("ring %s: aged-out files stay for now: %s", ring.name, error)
         return 0
     return len(aged)
