@@ -25,7 +25,6 @@ BOUND_BYTES = 64 * 1024 * 1024
 
 thorough = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
