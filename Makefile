@@ -23,8 +23,10 @@ $(VENV)/.rivals: $(VENV)/.installed
 
 env: $(VENV)/.installed
 
+# A file goes whole to one of so many processes, in order: those that take long come first.
+TESTERS ?= 2
 test: env
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 check: env
 	tools/check.sh $(VENV)/bin

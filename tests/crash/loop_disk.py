@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ KINDS = {"ext4": 64, "xfs": 400}
 """Kind of file system: size of its image in MiB (smaller ones mkfs.xfs refuses)."""
 
 
+@functools.cache
 def why_not(kind: str) -> str | None:
     """Return why no such disk can be made here, or None."""
     if os.geteuid() != 0:
@@ -96,7 +98,7 @@ def cut_power(stage: Stage, disk: LoopDisk, case: Case) -> str | None:
     logs = tempfile.mkdtemp(prefix="crash-tests-", dir="/dev/shm")
     try:
         copy_tree(stage.before(case.life), place)
-        os.sync()
+        subprocess.run(["sync", "--file-system", place], check=True)  # and no other disk
         log = Log(f"{logs}/log")
         if case.life:
             shutil.copy(f"{place}/log", log.path)

@@ -34,7 +34,6 @@ MANIFEST = "manifest.json"
 
 thorough = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

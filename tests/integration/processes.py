@@ -26,7 +26,8 @@ TOKEN = "PYENGINE_TEST_TOKEN"
 TIMEOUT = 60.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["program", "sb3_runs"])
+# What it does not know each child imports anew.
+_context.set_forkserver_preload(["processes", "program", "sb3_runs"])
 
 
 class Child:

@@ -29,7 +29,6 @@ class Training:
     """A network, AdamW, a ring of 4 lanes with a mutable field, counters, four kinds of RNG."""
 
     def __init__(self, seed: int = 0, *, ring: Any = None) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)

@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import stable_baselines3 as sb3
-import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
@@ -119,8 +118,7 @@ def _recurrent() -> BaseAlgorithm:
 def make(
     kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
 ) -> BaseAlgorithm:
-    """Return a model on the CPU with one thread, its learning rate decaying."""
-    torch.set_num_threads(1)
+    """Return a model on the CPU, its learning rate decaying."""
     settings = {"learning_rate": decay, "seed": 3, "device": "cpu", **settings}
     return kind(policy, venv, **copy.deepcopy(settings))  # the library writes into policy_kwargs
 

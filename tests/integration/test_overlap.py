@@ -32,7 +32,6 @@ class Learner:
     """Two tied layers, batch statistics, a target network, an optimizer that steps them."""
 
     def __init__(self, kind: str = "adam") -> None:
-        torch.set_num_threads(1)  # beside other programs, two wait for each other
         torch.manual_seed(3)
         self.net = nn.Sequential(nn.Linear(SIDE, SIDE), nn.BatchNorm1d(SIDE), nn.Linear(SIDE, SIDE))
         self.net[2].weight = self.net[0].weight

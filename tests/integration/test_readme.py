@@ -149,15 +149,12 @@ def test_the_lines_for_stable_baselines3_run_as_shown(
 ) -> None:
     pytest.importorskip("stable_baselines3")
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for total in (160, 190):
         scope: dict[str, Any] = {}
         for block in (SB3, SB3_PHASES):
             exec(small(block, total), scope)
             assert scope["model"].num_timesteps == total
         assert bool(scope["run"].report) == (total == 190)
-    torch.set_num_threads(threads)
     for run_dir in ("runs/pendulum", "runs/phases"):
         newest = pyengine.open_run(run_dir).snapshots[-1]
         assert newest.global_step == 190

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 import stable_baselines3 as sb3
-import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -72,7 +71,6 @@ def shared_bytes() -> int:
 
 
 def learn(send: Callable[[Any], None], run_dir: Path) -> None:
-    torch.set_num_threads(1)
     before = resident_bytes()
     model = sb3.DQN("CnnPolicy", Noise(), learning_starts=10_000, device="cpu", seed=0)
     assert model.buffer_size == 1_000_000

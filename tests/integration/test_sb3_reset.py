@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 import stable_baselines3 as sb3
-import torch
 from gymnasium.wrappers import TimeLimit
 from sb3_ledgers import GAMMA, GoalLedger, Ledger, check_batch
 from stable_baselines3.common.callbacks import BaseCallback
@@ -55,7 +54,6 @@ def learn(
     run_dir: Path, steps: int, venv: VecEnv, *others: BaseCallback, **settings: Any
 ) -> tuple[Any, SnapshotCallback]:
     """Train a tiny model; return it and its callback."""
-    torch.set_num_threads(1)
     model = sb3.SAC(**{"env": venv, **SETTINGS, **settings})
     own = SnapshotCallback(run_dir, **QUICK)
     model.learn(steps, callback=[own, *others])

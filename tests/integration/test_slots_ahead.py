@@ -33,7 +33,6 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def learner() -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.set_num_threads(1)
     net = nn.Linear(512, 512)
     return net, torch.optim.Adam(net.parameters())
 

@@ -1,3 +1,5 @@
 """What the native tests share."""
 
-from sanitized import build  # noqa: F401
+from sanitized import build, objects
+
+__all__ = ["build", "objects"]

@@ -23,8 +23,8 @@ def killed_at_each_call(function):
         yield nth
 
 
-def run_faulty(function, nth, action):
-    """Call `function` in a fork that meets the fault at its nth call through the door.
+def run_faulty(function, nth, action, op="*"):
+    """Call `function` in a fork that meets the fault at its nth call (of `op`) through the door.
 
     Return DONE (it met none, or got over it), RAISED (an OSError or an error of ours) or KILLED.
     """
@@ -32,7 +32,7 @@ def run_faulty(function, nth, action):
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            plan = json.dumps([{"op": "*", "nth": nth, "action": action}])
+            plan = json.dumps([{"op": op, "nth": nth, "action": action}])
             door.active = faults.FaultDoor(faults.parse_plan(plan))
             try:
                 function()

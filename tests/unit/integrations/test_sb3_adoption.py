@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from processes import shm_names
 from sb3_pairs import (
     BOX,
     BY_NAME,
@@ -33,16 +33,6 @@ from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 import pyengine
 from pyengine.errors import ConfigError, SchemaError
 from pyengine.integrations.sb3.buffers import adopt
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Keep torch's threads from waiting for each other on a busy machine."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(former)
-
 
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -235,8 +225,8 @@ def test_a_model_trains_as_with_its_own_arrays(make, options):
 
 
 def test_nothing_of_a_buffer_is_left_in_shared_memory():
-    before = set(os.listdir("/dev/shm"))
+    before = shm_names()
     pair = make_pair(Case("box", stock.ReplayBuffer, BOX))
     pair.add(3)
     pair.adoption.release()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shm_names() <= before

@@ -46,7 +46,7 @@ def is_exact(ring, rows, *, mask=None, lane=-1):
     return ring.storage.core.append_exact(rows, mask, True, lane) == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 40), st.lists(st.integers(0, 2**16), max_size=6))
 def test_blocks_of_steps_give_what_single_steps_do(lanes, per_lane, seeds):
     """With masks, from any state of the lanes, over segment borders and around the ring."""

@@ -114,7 +114,7 @@ ACTION = st.sampled_from(
 ACTIONS = st.lists(st.tuples(ACTION, st.booleans(), st.integers(0, 2**16)), max_size=20)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.integers(1, 4), st.integers(1, 40), OPTIONS, ACTIONS)
 def test_any_history_draws_what_the_reference_draws(lanes, per_lane, options, actions):
     reference = ReferencePriorities(lanes * per_lane, lanes, **options)
@@ -127,7 +127,7 @@ def test_any_history_draws_what_the_reference_draws(lanes, per_lane, options, ac
         check(ring, reference, np.random.default_rng(0))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(1, 40), OPTIONS, ACTIONS, st.booleans(), st.data())
 def test_a_restored_ring_goes_on_in_the_same_bits(
     tmp_path_factory, lanes, per_lane, options, actions, is_whole, data

@@ -203,7 +203,7 @@ ACTION = st.sampled_from(
 ACTIONS = st.lists(st.tuples(ACTION, st.booleans(), st.integers(0, 2**16)), max_size=25)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.integers(1, 3), st.integers(16, 40), OPTIONS, ACTIONS)
 def test_any_history_of_stacks_draws_what_the_references_draw(lanes, per_lane, options, actions):
     reference = PrioritizedReference(lanes, per_lane, **options)

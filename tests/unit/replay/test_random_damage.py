@@ -161,7 +161,7 @@ def check_raising(ring, model, random):
     assert ring.dropped == ()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(0, 12), st.integers(0, 2**16))
 def test_any_damage_costs_exactly_the_rows_of_its_blocks(lanes, blocks, seed):
     random = np.random.default_rng(seed)

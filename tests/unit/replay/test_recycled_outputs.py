@@ -91,7 +91,7 @@ def use_batches(ring, actions):
         assert all((view == before).all() for view, before in views)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ACTIONS)
 def test_no_two_live_batches_share_memory(actions):
     with filled() as ring:

@@ -99,7 +99,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 20), ACTIONS)
 def test_any_history_gives_the_rows_of_the_reference(lanes, per_lane, actions):
     reference = ReferenceRing(lanes * per_lane, lanes)

@@ -42,7 +42,7 @@ def new_ring(reference: Reference) -> ReplayBuffer:
     return ReplayBuffer(schema, lanes * reference.lanes[0].capacity, num_envs=lanes, seed=1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(16, 40), st.booleans(), ACTIONS)
 def test_any_history_gives_the_spans_of_the_reference(lanes, per_lane, stacked, actions):
     reference = Reference(lanes, per_lane, stacked=stacked)

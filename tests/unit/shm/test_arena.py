@@ -8,14 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from processes import shm_names
 
 from pyengine.errors import ClosedError, ForkedProcessError, SharedMemoryError
 from pyengine.shm import arena as arena_module
 from pyengine.shm.arena import Arena
-
-
-def names_in_shm() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("pyengine-")}
 
 
 def in_child(task: object) -> int:
@@ -30,9 +27,9 @@ def in_child(task: object) -> int:
 
 
 def test_an_arena_has_no_name_from_the_start() -> None:
-    before = names_in_shm()
+    before = shm_names()
     with Arena.create(1 << 20, "test") as arena:
-        assert names_in_shm() == before
+        assert shm_names() == before
         assert os.fstat(arena.fd).st_nlink == 0
         assert not os.get_inheritable(arena.fd)
 
@@ -55,9 +52,9 @@ def test_without_nameless_files_the_name_is_unlinked_at_once(
         raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
 
     monkeypatch.setattr(arena_module, "_open_nameless", refused)
-    before = names_in_shm()
+    before = shm_names()
     with Arena.create(4096, "test") as arena:
-        assert names_in_shm() == before
+        assert shm_names() == before
         assert not arena.is_memfd
         assert os.fstat(arena.fd).st_nlink == 0
         assert not os.get_inheritable(arena.fd)
