@@ -27,6 +27,7 @@ MODULES: dict[str, list[str]] = {
     "outputs": ["outputs.c"],
     "ring": [
         "append.c",
+        "cold.c",
         "control.c",
         "dropped.c",
         "gather.c",

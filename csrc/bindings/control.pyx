@@ -235,17 +235,30 @@ cdef class RingControl:
     def next_file_sequence(self):
         return atomic_fetch_add_explicit(&self._live().next_file_sequence, 1, memory_order_acq_rel)
 
-    def mark_verified(self, uint64_t lane, uint64_t segment, uint64_t block):
-        PE_STORE32(self._tags(lane, segment, block), pe_verified_tag(segment))
+    @property
+    def cold_reads(self):
+        return atomic_load_explicit(&self._live().cold_reads, memory_order_acquire)
 
-    def is_verified(self, uint64_t lane, uint64_t segment, uint64_t block):
-        return PE_LOAD32(self._tags(lane, segment, block)) == pe_verified_tag(segment)
+    def mark_verified(self, uint64_t lane, uint64_t segment, uint64_t first, uint64_t end):
+        cdef pe_atomic32 *tags = self._tags(lane, segment, first, end)
+        cdef uint64_t block
+        for block in range(first, end):
+            PE_STORE32(tags + block, pe_verified_tag(segment))
 
-    cdef pe_atomic32 *_tags(self, uint64_t lane, uint64_t segment, uint64_t block) except NULL:
+    def is_verified(self, uint64_t lane, uint64_t segment, uint64_t first, uint64_t end):
+        cdef pe_atomic32 *tags = self._tags(lane, segment, first, end)
+        cdef uint64_t block
+        for block in range(first, end):
+            if PE_LOAD32(tags + block) != pe_verified_tag(segment):
+                return False
+        return True
+
+    cdef pe_atomic32 *_tags(self, uint64_t lane, uint64_t segment, uint64_t first,
+                            uint64_t end) except NULL:
         self._lane(lane)
-        if block >= self._control.blocks_per_segment:
-            raise IndexError(f"block {block} of {self._control.blocks_per_segment}")
-        return pe_control_verified(self._control, lane, segment) + block
+        if first > end or end > self._control.blocks_per_segment:
+            raise IndexError(f"blocks {first} to {end} of {self._control.blocks_per_segment}")
+        return pe_control_verified(self._control, lane, segment)
 
 
 cdef int _fill(pe_ring_control *plan, uint32_t lanes, uint64_t rows_per_lane,

@@ -24,6 +24,7 @@ cdef extern from "control.h" nogil:
         uint64_t mutable_offset, slots_offset, arena_bytes
         pe_atomic line
         pe_atomic next_file_sequence
+        pe_atomic cold_reads
     bint pe_control_plan(pe_ring_control *control)
     bint pe_control_is_sound(const pe_ring_control *control, uint64_t bytes)
     uint64_t pe_control_find(pe_ring_control *control, uint64_t lane, uint64_t segment,

@@ -9,7 +9,7 @@ from control_block cimport (
 )
 from ring_native cimport (
     PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_dropped, pe_fault, pe_hash_bind,
-    pe_hash_function, pe_ring_drop, pe_ring_drop_holds, pe_ring_forget, pe_ring_hold, pe_ring_lock, pe_ring_map_segment, pe_ring_open_segment,
+    pe_hash_function, pe_ring_drop, pe_ring_drop_holds, pe_ring_forget, pe_ring_hold, pe_ring_lock, pe_ring_map_pages, pe_ring_map_segment, pe_ring_open_segment,
     pe_ring_lock_shared, pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_ring_verify,
     pe_status,
 )
@@ -17,6 +17,8 @@ from ring_native cimport (
 from pyengine._native.hashing import binding, function_address
 
 pe_hash_bind(<pe_hash_function><uintptr_t>function_address(), binding() == "direct")
+
+cdef uint64_t MAPPED_SLICE_BYTES = 512 * 1024
 
 # Bits of a mark: see csrc/core/spans.h.
 START, OPENING, VALID = 1, 2, 4
@@ -119,6 +121,20 @@ cdef class RingCore(RingSpans):
                 status = pe_ring_verify(&self._ring, lane, segment, first, end, &fault)
                 pe_ring_unlock(&self._ring)
         _report(status, &fault)
+
+    def map_pages(self, uint64_t lane, uint64_t segment):
+        """In slices: an append waits for one at most."""
+        cdef uint64_t offset, end
+        cdef pe_status status = PE_OK
+        self._check_segment(lane)
+        end = (<const pe_segment_header *>self._ring.header_image).file_bytes
+        for offset in range(0, end, MAPPED_SLICE_BYTES):
+            with nogil:
+                status = pe_ring_lock_shared(&self._ring)
+                if status == PE_OK:
+                    pe_ring_map_pages(&self._ring, lane, segment, offset, MAPPED_SLICE_BYTES)
+                    pe_ring_unlock(&self._ring)
+            _report(status, NULL)
 
     def forget_segment(self, uint64_t lane, uint64_t segment):
         self._check_segment(lane)

@@ -12,6 +12,7 @@ cdef extern from "format.h" nogil:
     struct pe_segment_header:
         uint32_t header_bytes
         uint32_t field_count
+        uint64_t file_bytes
         uint64_t block_count
     struct pe_field_record:
         uint32_t dimensions
@@ -115,8 +116,11 @@ cdef extern from "ring.h" nogil:
                              const pe_source *values, uint64_t *lost, pe_fault *fault)
     void pe_ring_refs_at(const pe_ring *ring, const int64_t *positions, uint64_t count,
                          int64_t *refs)
+    void pe_ring_ask_draws(pe_ring *ring, const pe_pcg64 *rng, uint64_t count)
     pe_status pe_ring_verify(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
                              uint64_t end, pe_fault *fault)
+    void pe_ring_map_pages(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t offset,
+                           uint64_t bytes)
     void pe_ring_forget(pe_ring *ring, uint64_t lane, uint64_t segment)
     pe_status pe_ring_drop(pe_ring *ring, uint64_t lane, uint64_t first, uint64_t count,
                            uint64_t *added)

@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
     PE_CLOSED, PE_OK, pe_fault, pe_items, pe_gather_targets, pe_pcg64, pe_priorities_draw,
-    pe_ring_assign, pe_ring_draw_valid, pe_ring_gather_spans, pe_ring_lock, pe_ring_lock_shared,
+    pe_ring_ask_draws, pe_ring_assign, pe_ring_draw_valid, pe_ring_gather_spans, pe_ring_lock, pe_ring_lock_shared,
     pe_ring_refs_at, pe_ring_try_lock_shared, pe_ring_unlock, pe_ring_update, pe_source, pe_status,
     pthread_mutex_lock,
     pthread_mutex_unlock,
@@ -28,6 +28,15 @@ cdef uint8_t *_tensor_target(value, type kind, tuple form, uint64_t rows) except
     return <uint8_t *><uintptr_t>value.data_ptr()
 
 
+cdef int _take_generator(tuple value, pe_pcg64 *rng) except -1:
+    cdef object state = value[0], inc = value[1]
+    rng.state_high = state >> 64
+    rng.state_low = state & 0xFFFFFFFFFFFFFFFF
+    rng.inc_high = inc >> 64
+    rng.inc_low = inc & 0xFFFFFFFFFFFFFFFF
+    return 0
+
+
 cdef class RingRead(RingAppend):
     @property
     def seed_state(self):
@@ -40,15 +49,23 @@ cdef class RingRead(RingAppend):
 
     @seed_state.setter
     def seed_state(self, tuple value):
-        cdef object state = value[0], inc = value[1]
         cdef pe_pcg64 rng
-        rng.state_high = state >> 64
-        rng.state_low = state & 0xFFFFFFFFFFFFFFFF
-        rng.inc_high = inc >> 64
-        rng.inc_low = inc & 0xFFFFFFFFFFFFFFFF
+        _take_generator(value, &rng)
         pthread_mutex_lock(&self._ring.draw)
         self._ring.rng = rng
         pthread_mutex_unlock(&self._ring.draw)
+
+    def ask_draws(self, tuple seed_state, uint64_t count):
+        cdef pe_pcg64 rng
+        cdef pe_status status
+        self._check()
+        _take_generator(seed_state, &rng)
+        with nogil:
+            status = pe_ring_lock_shared(&self._ring)
+            if status == PE_OK:
+                pe_ring_ask_draws(&self._ring, &rng, count)
+                pe_ring_unlock(&self._ring)
+        _report(status, NULL)
 
     @property
     def lost_updates(self):

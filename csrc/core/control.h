@@ -101,7 +101,8 @@ struct pe_ring_control {
   uint64_t arena_bytes;
   _Atomic uint64_t line;
   _Atomic uint64_t next_file_sequence;
-  uint64_t reserved[13];
+  _Atomic uint64_t cold_reads; /* blocks that gathers wait for; stays up where one dies */
+  uint64_t reserved[12];
 };
 static_assert(sizeof(struct pe_ring_control) == 256, "ring control header is 256 bytes");
 

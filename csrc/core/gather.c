@@ -4,6 +4,7 @@
 
 #include "mapped.h"
 #include "priorities.h"
+#include "spans.h"
 
 #define STACK_PLACES 256
 
@@ -153,6 +154,24 @@ enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_
 done:
   if (places != stack) free(places);
   return status;
+}
+
+void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count) {
+  int64_t *refs = calloc((size_t)count + 1, sizeof *refs);
+  struct pe_place *places = calloc((size_t)count + 1, sizeof *places);
+  struct pe_fault fault;
+  if (refs == NULL || places == NULL) goto done;
+  pthread_mutex_lock(&ring->draw);
+  const struct pe_pcg64 present = ring->rng;
+  ring->rng = *rng;
+  enum pe_status status = pe_ring_draw_valid(ring, count, refs);
+  ring->rng = present;
+  pthread_mutex_unlock(&ring->draw);
+  if (status == PE_OK) status = find_rows(ring, refs, count, places, &fault);
+  if (status == PE_OK) pe_mapped_ask_rows(ring, places, count);
+done:
+  free(refs);
+  free(places);
 }
 
 enum pe_status pe_ring_update(struct pe_ring *ring, const int64_t *refs, uint64_t count,

@@ -1,4 +1,4 @@
-/* Mapped segment files: their blocks verified, and every read of them guarded against SIGBUS. */
+/* Mapped segment files: a block verified, and every read of them guarded against SIGBUS. */
 #include "mapped.h"
 
 #include <errno.h>
@@ -8,7 +8,6 @@
 
 #include "guard.h"
 #include "hash.h"
-#include "pages.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -65,18 +64,10 @@ enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context),
   return status;
 }
 
-static bool is_verified(const struct pe_ring *ring, uint64_t lane, uint64_t segment,
-                        uint64_t block) {
-  const _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
-  return atomic_load_explicit(&tags[block], memory_order_acquire) == pe_verified_tag(segment);
-}
-
-/* Page-aligned range of a block: images are mapped at pages. */
-static void *block_pages(const uint8_t *image, uint64_t offset, uint64_t *bytes) {
-  const uint64_t begin = offset & ~(uint64_t)(PE_PAGE_BYTES - 1);
-  *bytes = offset + *bytes - begin;
-  /* madvise takes a plain pointer; these advices do not write. */
-  return (void *)(uintptr_t)(image + begin);
+bool pe_block_is_verified(const struct pe_ring *ring, const struct pe_block *block) {
+  const _Atomic uint32_t *tags = pe_control_verified(ring->control, block->lane, block->segment);
+  return atomic_load_explicit(&tags[block->field->first_block + block->index],
+                              memory_order_acquire) == pe_verified_tag(block->segment);
 }
 
 struct check {
@@ -97,21 +88,21 @@ static void check_block(void *context) {
     check->got = pe_hash(check->block, check->bytes);
 }
 
-static enum pe_status verify_block(struct pe_ring *ring, const uint8_t *image, uint64_t lane,
-                                   uint64_t segment, const struct pe_field_record *field,
-                                   uint64_t index, struct pe_fault *fault) {
-  const uint64_t block = field->first_block + index;
+enum pe_status pe_block_verify(struct pe_ring *ring, const struct pe_block *block,
+                               struct pe_fault *fault) {
+  const uint64_t number = block->field->first_block + block->index;
   uint64_t offset, bytes;
-  pe_block_range(field, index, &offset, &bytes);
-  uint64_t span = bytes;
-  void *pages = block_pages(image, offset, &span);
+  pe_block_range(block->field, block->index, &offset, &bytes);
+  const uint64_t begin = offset & ~(uint64_t)(PE_PAGE_BYTES - 1); /* images are mapped at pages */
+  /* madvise takes a plain pointer; this advice does not write. */
+  void *pages = (void *)(uintptr_t)(block->image + begin);
   const uint8_t *address;
-  const uint64_t *table = (const void *)(image + plan_of(ring)->block_table_offset);
-  struct check check = {image + offset, table + block, bytes, NULL, 0, 0};
-  *fault = (struct pe_fault){-1, lane, segment, offset, block, 0, EIO};
+  const uint64_t *table = (const void *)(block->image + plan_of(ring)->block_table_offset);
+  struct check check = {block->image + offset, table + number, bytes, NULL, 0, 0};
+  *fault = (struct pe_fault){-1, block->lane, block->segment, offset, number, 0, EIO};
   /* The kernel says which error it is; the guard knows only that there was one. EINVAL: a kernel
    * older than 5.14, which cannot ask. */
-  if (madvise(pages, span, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
+  if (madvise(pages, offset + bytes - begin, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
     fault->got = (uint64_t)errno;
     return PE_UNREADABLE;
   }
@@ -125,46 +116,8 @@ static enum pe_status verify_block(struct pe_ring *ring, const uint8_t *image, u
     fault->got = check.got;
     return PE_DAMAGED;
   }
-  _Atomic uint32_t *tags = pe_control_verified(ring->control, lane, segment);
-  atomic_store_explicit(&tags[block], pe_verified_tag(segment), memory_order_release);
-  return PE_OK;
-}
-
-/* Verify every mapped block that the rows of one field lie in. First all reads are asked for, so
- * that they overlap, then each is waited for and hashed. */
-static enum pe_status verify_field(struct pe_ring *ring, const struct pe_field_record *field,
-                                   const struct pe_place *places, uint64_t count, bool ask,
-                                   struct pe_fault *fault) {
-  for (uint64_t i = 0; i < count; i++) {
-    const struct pe_place *place = &places[i];
-    if (!ring->is_file[pe_ring_index(ring, place->lane, place->segment)]) continue;
-    const uint64_t index = place->row >> field->block_shift;
-    if (is_verified(ring, place->lane, place->segment, field->first_block + index)) continue;
-    if (ask) {
-      uint64_t offset, bytes;
-      pe_block_range(field, index, &offset, &bytes);
-      void *pages = block_pages(place->image, offset, &bytes);
-      pe_pages_ask(pages, bytes);
-      continue;
-    }
-    const enum pe_status status =
-        verify_block(ring, place->image, place->lane, place->segment, field, index, fault);
-    if (status != PE_OK) return status;
-  }
-  return PE_OK;
-}
-
-enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
-                                     uint64_t count, uint8_t *const *outputs,
-                                     struct pe_fault *fault) {
-  for (int pass = 0; pass < 2; pass++) {
-    for (uint32_t f = 0; f < ring->field_count; f++) {
-      if (outputs[f] == NULL) continue;
-      const enum pe_status status =
-          verify_field(ring, &ring->fields[f], places, count, pass == 0, fault);
-      if (status != PE_OK) return status;
-    }
-  }
+  _Atomic uint32_t *tags = pe_control_verified(ring->control, block->lane, block->segment);
+  atomic_store_explicit(&tags[number], pe_verified_tag(block->segment), memory_order_release);
   return PE_OK;
 }
 
@@ -185,13 +138,24 @@ enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segm
   for (uint32_t f = 0; f < ring->field_count; f++) {
     const struct pe_field_record *field = &ring->fields[f];
     for (uint64_t index = 0; index < field->block_count; index++) {
-      const uint64_t block = field->first_block + index;
-      if (block < first || block >= end || is_verified(ring, lane, segment, block)) continue;
-      const enum pe_status status = verify_block(ring, image, lane, segment, field, index, fault);
+      const struct pe_block block = {image, field, lane, segment, index};
+      const uint64_t number = field->first_block + index;
+      if (number < first || number >= end || pe_block_is_verified(ring, &block)) continue;
+      const enum pe_status status = pe_block_verify(ring, &block, fault);
       if (status != PE_OK) return status;
     }
   }
   return PE_OK;
+}
+
+void pe_ring_map_pages(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t offset,
+                       uint64_t bytes) {
+  const uint8_t *image = file_image(ring, lane, segment);
+  if (image == NULL || offset >= plan_of(ring)->file_bytes) return;
+  const uint64_t rest = plan_of(ring)->file_bytes - offset;
+  /* A hint: what cannot be had is met, and told, by whoever needs it. */
+  (void)madvise((void *)(uintptr_t)(image + offset), bytes < rest ? bytes : rest,
+                MADV_POPULATE_READ);
 }
 
 void pe_ring_forget(struct pe_ring *ring, uint64_t lane, uint64_t segment) {

@@ -18,9 +18,29 @@ struct pe_place {
 enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context), void *context,
                               struct pe_fault *fault);
 
-/* Verify every mapped block that rows of the fields with an output lie in. */
+/* Block `index` of a field of a segment that lives in a mapped file. */
+struct pe_block {
+  const uint8_t *image;
+  const struct pe_field_record *field;
+  uint64_t lane;
+  uint64_t segment;
+  uint64_t index;
+};
+
+bool pe_block_is_verified(const struct pe_ring *ring, const struct pe_block *block);
+
+/* Wait for the block's pages, hash them, and mark it as verified; PE_DAMAGED, PE_UNREADABLE. */
+enum pe_status pe_block_verify(struct pe_ring *ring, const struct pe_block *block,
+                               struct pe_fault *fault);
+
+/* Verify every mapped block that rows of the fields with an output lie in; the reads of those that
+ * nobody has verified yet overlap (cold.c). */
 enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
                                      uint64_t count, uint8_t *const *outputs,
                                      struct pe_fault *fault);
+
+/* Start reading the blocks that the rows lie in, of all fields, up to what one disk reads in a
+ * moment. A hint: it waits for nothing and cannot fail. */
+void pe_mapped_ask_rows(struct pe_ring *ring, const struct pe_place *places, uint64_t count);
 
 #endif

@@ -223,10 +223,20 @@ enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_
                               uint8_t *const *outputs, uint8_t *const *mutable_outputs,
                               struct pe_fault *fault);
 
+/* Start reading, from mapped files, the rows that the next `count` draws of a generator in state `rng`
+ * give: a restore knows them before anybody asks. A hint: it waits for nothing and cannot fail.
+ * Shared lock held. */
+void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count);
+
 /* Verify blocks [first, end) of a segment that lives in a mapped file, those that are verified
  * already left out; PE_OK where it is none. Shared lock held. */
 enum pe_status pe_ring_verify(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
                               uint64_t end, struct pe_fault *fault);
+
+/* Have pages of a mapped segment that are in memory found without a fault; others are read. Nothing
+ * where it is no such segment any more. `offset` is that of a page. Shared lock held. */
+void pe_ring_map_pages(struct pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t offset,
+                       uint64_t bytes);
 
 /* Let go of the pages of a mapped segment, so that the page cache may drop them, and of what is known
  * of its blocks: all are verified again. Whole files, because the kernel drops nothing of a large

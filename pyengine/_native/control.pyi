@@ -78,5 +78,10 @@ class RingControl:
         """Return the slot that holds a segment, or its file, or None."""
     def next_file_sequence(self) -> int:
         """Return a pool file number that was never handed out before."""
-    def mark_verified(self, lane: int, segment: int, block: int) -> None: ...
-    def is_verified(self, lane: int, segment: int, block: int) -> bool: ...
+    cold_reads: int
+    """Blocks of mapped files that gathers wait for now; one that died left its own counted."""
+
+    def mark_verified(self, lane: int, segment: int, first: int, end: int) -> None:
+        """Note that the blocks [first, end) of a segment in a mapped file have their hashes."""
+    def is_verified(self, lane: int, segment: int, first: int, end: int) -> bool:
+        """Return whether all of them have."""

@@ -161,6 +161,8 @@ class RingCore:
         """
     def priority_tree(self) -> list[tuple[bytes, bytes]]:
         """Return all nodes, brought up to date: float64 sums and minima by level, leaves first."""
+    def ask_draws(self, seed_state: tuple[int, int], count: int) -> None:
+        """Start reading the rows that so many draws of a generator in this state will give."""
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,
@@ -238,6 +240,11 @@ class RingCore:
         """Verify blocks [first, end) of a mapped segment; BlockFault for the first bad one.
 
         Nothing where the segment left the window.
+        """
+    def map_pages(self, lane: int, segment: int) -> None:
+        """Have the pages of a mapped segment found without a fault from now on.
+
+        Meant for pages that are in memory: others are read. Nothing where it left the window.
         """
     def forget_segment(self, lane: int, segment: int) -> None:
         """Let go of a mapped segment's pages, so that the page cache may drop them too.

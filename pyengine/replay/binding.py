@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,8 +28,9 @@ from pyengine.replay.demand import add_demand, check_demand, drop_demand
 from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import default_value, plan_ring
-from pyengine.replay.segment_files import SegmentFile
+from pyengine.replay.segment_files import SegmentFile, read_ahead
 from pyengine.replay.storage import Storage
+from pyengine.replay.warmed_pages import follow_warming
 
 if TYPE_CHECKING:
     from pyengine._native.control import RingControl
@@ -326,10 +327,16 @@ class RingBinding:
                 replaced=replaced,
             )
             storage.start_reserving()
+            if not eager:
+                follow_warming(storage)
         except BaseException:
             storage.close()
             raise
         return PreparedRing(storage, header, rows)
+
+    def read_ahead(self, paths: Iterable[str]) -> None:
+        """Ask for what `prepare` will look at in files at `paths`; a hint that never fails."""
+        read_ahead(paths, self._plan.layout)
 
     def prepare_empty(self, *, line: int) -> PreparedRing:
         """Make storage without rows that `exchange` can give to this ring."""

@@ -6,13 +6,16 @@ takes it in one step.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from pyengine._native.ring import BlockFault
-from pyengine.errors import DamageError, StateMismatchError
+from pyengine._native.ring import BlockFault, RingCore
+from pyengine.errors import ClosedError, DamageError, ForkedProcessError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.document import INTEGER_MAX
 from pyengine.format.segment import KIND_SEGMENT
@@ -20,6 +23,12 @@ from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settl
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles
 from pyengine.replay.storage import Storage
+
+_FILES_AHEAD = 3
+"""Of an eager restore: the one that is verified, and two that the disk reads meanwhile."""
+
+_DRAWS_AHEAD = 256
+"""A usual batch. More would come before its turn, and in the way of what somebody waits for."""
 
 
 class PreparedRing:
@@ -140,22 +149,38 @@ def install(
             for extent in header.extents
             if extent.first_row + extent.row_count > tails[extent.lane]
         ]
-        opened.read_ahead(extent.file for extent in extents)
         images = _OpenImages(storage)
         for extent in extents:
             if files[extent.file].record is not None:
-                _map_full(storage, opened, header, extent, eager=eager)
+                _map_full(storage, opened, header, extent)
             else:
                 _copy_open(storage, opened, header, extent, images)
         for extent in replaced:
             _verify_replaced(storage, opened, extent)
+    if eager:
+        _verify_mapped(storage)
     images.open_heads(header)
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
     core.lost_updates = _read_sampler(header.sampler)[2]
     if storage.plan.schema.stacks:
         build_marks(storage)
+    if not eager and header.priorities is None:
+        _ask_draws(core, _read_sampler(header.sampler)[:2])
     return storage.valid_rows()
+
+
+def _ask_draws(core: RingCore, seed_state: tuple[int, int]) -> None:
+    """Have the rows of the first batch read while the restore goes on: which they are is known.
+
+    In a thread: to ask for so many places takes some 5 ms of a core.
+    """
+
+    def ask() -> None:
+        with contextlib.suppress(ClosedError, ForkedProcessError):
+            core.ask_draws(seed_state, _DRAWS_AHEAD)
+
+    threading.Thread(target=ask, name="pyengine-ask", daemon=True).start()
 
 
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
@@ -191,9 +216,7 @@ class _OpenImages:
                 self.place(lane, record.total_count // rows)
 
 
-def _map_full(
-    storage: Storage, opened: SegmentFiles, header: BufferHeader, extent: Extent, *, eager: bool
-) -> None:
+def _map_full(storage: Storage, opened: SegmentFiles, header: BufferHeader, extent: Extent) -> None:
     """Let a full segment live in its file; several extents name it where it has holes."""
     rows = storage.plan.segment_rows
     lane, segment = extent.lane, (extent.first_row - extent.file_row) // rows
@@ -225,25 +248,32 @@ def _map_full(
     storage.mapped[key] = mapping
     storage.paths[key] = path
     storage.core.map_segment(lane, segment, mapping.address, record)
-    if eager:
-        # The mapping is for random access: without this, each page is a trip to the disk of its
-        # own.
-        mapping.advise_willneed(0, mapping.size)
-        _verify_whole(storage, lane, segment)
+
+
+def _verify_mapped(storage: Storage) -> None:
+    """Read all mapped files, some at a time, and verify their blocks."""
+    mapped = list(storage.mapped.items())
+    asked = 0
+    for number, (key, _) in enumerate(mapped):
+        for _, mapping in mapped[asked : number + _FILES_AHEAD]:
+            mapping.advise_willneed(0, mapping.size)
+        asked = max(asked, number + _FILES_AHEAD)
+        _verify_whole(storage, *key)
 
 
 def _verify_whole(storage: Storage, lane: int, segment: int) -> None:
     """Verify every block of a mapped segment; one whose rows are dropped already may be bad."""
-    wanted = list(range(storage.plan.layout.block_count))
-    while wanted:
+    given_up: list[int] = []
+    while True:
+        edges = [-1, *sorted(given_up), storage.plan.layout.block_count]
         try:
-            for block in wanted:
-                storage.core.verify_blocks(lane, segment, block, block + 1)
+            # Anew each time: a second look at one block forgets what is known of the others.
+            for before, end in itertools.pairwise(edges):
+                storage.core.verify_blocks(lane, segment, before + 1, end)
             return
         except BlockFault as fault:
-            # Anew, because a second look at one block forgets what is known of the others.
             if not has_valid_rows(storage, fault) or settle_fault(storage, fault):
-                wanted.remove(fault.block)
+                given_up.append(fault.block)
 
 
 def _copy_open(

@@ -98,6 +98,11 @@ class Storage:
             tuple((stored.index(pair.next_obs), pair.depth) for pair in schema.stacks),
         )
 
+    @property
+    def closing(self) -> threading.Event:
+        """Set when the storage is closed."""
+        return self._closing
+
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
         """Return live arrays (capacity, *shape) of the mutable fields, flat by position."""
         arrays = {}

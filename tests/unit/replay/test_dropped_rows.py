@@ -331,5 +331,7 @@ def test_after_an_eager_restore_every_block_that_is_left_is_verified(tmp_path):
         control = ring.storage.control
         blocks = range(layout.block_count)
         bad = {(2, obs.first_block + 1), (2, obs.first_block + 3)}
-        unverified = {(n, b) for n in range(8) for b in blocks if not control.is_verified(0, n, b)}
+        unverified = {
+            (n, b) for n in range(8) for b in blocks if not control.is_verified(0, n, b, b + 1)
+        }
         assert unverified == bad
