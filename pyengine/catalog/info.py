@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pyengine.errors import (
@@ -43,6 +43,11 @@ class SnapshotInfo:
     metrics: dict[str, float]
     evaluations: int
     notes: dict[str, Any]
+    _by_path: dict[str, FileRecord] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # A restore asks several times for each of hundreds of files.
+        object.__setattr__(self, "_by_path", {record.path: record for record in self.files})
 
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> SnapshotInfo:
@@ -74,7 +79,7 @@ class SnapshotInfo:
 
     def file(self, path: str) -> FileRecord | None:
         """Return the record of one file by its path below the snapshot, or None."""
-        return next((record for record in self.files if record.path == path), None)
+        return self._by_path.get(path)
 
     def __repr__(self) -> str:
         saved = sum(component.status == "saved" for component in self.components)
@@ -86,7 +91,9 @@ class SnapshotInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON (metrics may hold NaN)."""
-        return asdict(self)
+        values = asdict(self)
+        del values["_by_path"]
+        return values
 
 
 ProblemKind = Literal["missing", "truncated", "corruption", "malformed", "version", "unreadable"]

@@ -105,6 +105,8 @@ def restore_snapshot(
     `applying(False)` once all of them have."""
     started = time.perf_counter()
     work = _prepare(session.run_dir, tracked, info, options)
+    for ring in work.rings.values():
+        ring.read_ahead()  # while a line is opened and files get their names
     generation = session.claim.generation
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())

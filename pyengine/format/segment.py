@@ -36,6 +36,8 @@ FIELD_RECORD_BYTES = 192
 RUN = struct.Struct("<IIQQ")
 TRAILER_BYTES = 8
 _VERSION_FIELD = slice(8, 12)
+LINE_FIELD = slice(16, 24)
+"""Of a header: the line that the file was written under."""
 _ROW_COUNT_OFFSET = 40
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 _MAX_RUNS = 1 << 20

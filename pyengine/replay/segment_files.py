@@ -8,6 +8,7 @@ twice, past the page cache where the kernel lets go of it, before it is called d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING
 
 from pyengine._native.hashing import xxh3_64
 from pyengine._native.mapping import Mapping as MemoryMapping
-from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, TruncatedFileError
-from pyengine.format.frame import read_frame, read_into
+from pyengine.format.frame import FullHeaders, read_frame, read_full_frame, read_into
 from pyengine.format.segment import (
     FieldRegion,
     SegmentHeader,
+    SegmentLayout,
     block_hashes,
     iter_blocks,
     parse_header,
     verify_checksum,
 )
 from pyengine.fs import door
-from pyengine.fs.beneath import drop_cache
+from pyengine.fs.beneath import ask_ahead, drop_cache
 from pyengine.replay.faults import is_unreadable, unreadable_error
 from pyengine.replay.plan import RingPlan
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 _AHEAD_MAX_BYTES = 256 * 1024 * 1024
 """Of one part; its length is not verified yet, and a sparse file may be of any."""
-
-_ASK_BYTES = 128 * 1024
-"""Asked for in one call, the rest of a larger range would come page by page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,8 @@ class OpenFile:
     def copy_rows(self, first: int, count: int, targets: Sequence[memoryview]) -> list[BadBlock]:
         """Copy rows [first, first + count) of the file, a target for each field, and verify them.
 
-        Returns the bad blocks among those that the rows lie in; what their rows' targets hold is
-        undefined then. Raises OSError for what says nothing about the file.
+        Returns the bad blocks among those that the rows lie in; their rows' targets are zero then.
+        Raises OSError for what says nothing about the file.
         """
         bad = []
         for field, target in zip(self.header.fields, targets, strict=True):
@@ -105,14 +103,17 @@ class OpenFile:
             while row < end:
                 number = row >> field.block_shift
                 upto = min(end, (number + 1) << field.block_shift)
-                block = self._read(field, number)
-                if block.error is not None:
-                    bad.append(BadBlock(block.error, range(row, upto)))
+                at, size = (row - first) * field.row_bytes, (upto - row) * field.row_bytes
+                if size == self._places[field.first_block + number][1]:
+                    # All of a block is wanted: read in its place.
+                    block = self._read_twice(field, number, target[at : at + size])
                 else:
+                    block = self._read(field, number)
                     begin = (row - (number << field.block_shift)) * field.row_bytes
-                    size = (upto - row) * field.row_bytes
-                    at = (row - first) * field.row_bytes
                     target[at : at + size] = block.data[begin : begin + size]
+                if block.error is not None:
+                    target[at : at + size] = bytes(size)
+                    bad.append(BadBlock(block.error, range(row, upto)))
                 row = upto
         return bad
 
@@ -120,12 +121,14 @@ class OpenFile:
         """Return a block of a field; rows come in order, so that the last one is kept."""
         recent = self._recent.get(field.name)
         if recent is None or recent.number != number:
-            recent = self._recent[field.name] = self._read_twice(field.first_block + number, number)
+            data = memoryview(bytearray(self._places[field.first_block + number][1]))
+            recent = self._recent[field.name] = self._read_twice(field, number, data)
         return recent
 
-    def _read_twice(self, block: int, number: int) -> _Block:
-        offset, size = self._places[block]
-        data = memoryview(bytearray(size))
+    def _read_twice(self, field: FieldRegion, number: int, data: memoryview) -> _Block:
+        """Read a block of a field into `data`, which is as large as it."""
+        block = field.first_block + number
+        offset, _ = self._places[block]
         error: Exception | None = None
         for _ in range(2):
             try:
@@ -155,6 +158,22 @@ def _damage(path: str, offset: int, expected: int, got: int) -> DamageError:
     )
 
 
+def read_ahead(paths: Iterable[str], layout: SegmentLayout) -> None:
+    """Ask for what the checks will read of files, so that the reads overlap. A hint: what is wrong
+    with one of them is for its check to say."""
+    for path in paths:
+        with contextlib.suppress(OSError, DamageError):
+            fd, size = _open_file(path)
+            try:
+                if size == layout.file_bytes:
+                    ask_ahead(fd, 0, layout.header_bytes)
+                    ask_ahead(fd, layout.block_table_offset, size - layout.block_table_offset)
+                else:  # a part, which is copied
+                    ask_ahead(fd, 0, min(size, _AHEAD_MAX_BYTES))
+            finally:
+                door.active.close(fd)
+
+
 class SegmentFiles:
     """All of them; a context manager that lets go of those that nobody keeps."""
 
@@ -163,6 +182,7 @@ class SegmentFiles:
         self._plan = plan
         self._open: dict[str, OpenFile] = {}
         self._fds: list[int] = []
+        self._headers = FullHeaders(plan.layout)
 
     def __enter__(self) -> SegmentFiles:
         return self
@@ -170,20 +190,6 @@ class SegmentFiles:
     def __exit__(self, *exception: object) -> None:
         while self._fds:
             door.active.close(self._fds.pop())
-
-    def read_ahead(self, names: Iterable[str]) -> None:
-        """Ask for what the checks will read of these files, so that the reads overlap."""
-        layout = self._plan.layout
-        for name in dict.fromkeys(names):
-            fd, size = _open_file(self.files[name].path)
-            try:
-                if self.files[name].record is None:
-                    _ask(fd, 0, min(size, _AHEAD_MAX_BYTES))
-                elif size == layout.file_bytes:  # else its check refuses it
-                    _ask(fd, 0, layout.header_bytes)
-                    _ask(fd, layout.block_table_offset, size)
-            finally:
-                door.active.close(fd)
 
     def get(self, name: str) -> OpenFile:
         """Return a file whose rows are to be copied, its header and block table proven."""
@@ -199,7 +205,8 @@ class SegmentFiles:
         file = self.files[name]
         fd, size = _open_file(file.path)
         try:
-            header = self._check(fd, size, file).header
+            frame = read_full_frame(fd, self._headers, file.checksum)
+            header = self._check(fd, size, file).header if frame is None else frame[0]
             return MemoryMapping.file(fd, size), header
         finally:
             door.active.close(fd)
@@ -258,9 +265,3 @@ def _open_file(path: str) -> tuple[int, int]:
     except BaseException:
         door.active.close(fd)
         raise
-
-
-def _ask(fd: int, begin: int, end: int) -> None:
-    begin -= begin % PAGE_BYTES
-    for at in range(begin, end, _ASK_BYTES):
-        os.posix_fadvise(fd, at, min(_ASK_BYTES, end - at), os.POSIX_FADV_WILLNEED)
