@@ -23,6 +23,8 @@ cdef extern from "hash.h" nogil:
     bint pe_image_is_sound(const uint8_t *image, uint64_t bytes)
     uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch)
     int64_t pe_image_verify(const uint8_t *image)
+    uint64_t pe_blocks_verify(const uint8_t *data, const uint64_t *sizes, const uint64_t *expected,
+                              uint64_t count)
 
 cdef extern from "format.h" nogil:
     struct pe_segment_header:
@@ -118,5 +120,26 @@ def verify_image(image):
         with nogil:
             block = pe_image_verify(<const uint8_t *>view.buf)
         return block
+    finally:
+        PyBuffer_Release(&view)
+
+
+def find_bad_block(data, const uint64_t[::1] sizes, const uint64_t[::1] expected):
+    cdef Py_buffer view
+    cdef uint64_t good, total = 0, count = sizes.shape[0]
+    cdef Py_ssize_t i
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        for i in range(sizes.shape[0]):
+            if sizes[i] > <uint64_t>view.len - total:
+                raise ValueError("the blocks leave the buffer")
+            total += sizes[i]
+        if expected.shape[0] != sizes.shape[0]:
+            raise ValueError("one expected hash for each block")
+        if count == 0:
+            return -1
+        with nogil:
+            good = pe_blocks_verify(<const uint8_t *>view.buf, &sizes[0], &expected[0], count)
+        return -1 if good == count else <int64_t>good
     finally:
         PyBuffer_Release(&view)

@@ -109,3 +109,12 @@ int64_t pe_image_verify(const uint8_t *image) {
   }
   return -1;
 }
+
+uint64_t pe_blocks_verify(const uint8_t *data, const uint64_t *sizes, const uint64_t *expected,
+                          uint64_t count) {
+  for (uint64_t i = 0; i < count; i++) {
+    if (pe_hash(data, sizes[i]) != expected[i]) return i;
+    data += sizes[i];
+  }
+  return count;
+}

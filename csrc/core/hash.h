@@ -32,4 +32,9 @@ uint64_t pe_image_seal(uint8_t *image, uint8_t *scratch);
 /* Index of the first block whose hash is not the one in the table, or -1. */
 int64_t pe_image_verify(const uint8_t *image);
 
+/* How many of `count` blocks that lie one behind the other have the hashes `expected`, up to the
+ * first one that has not. */
+uint64_t pe_blocks_verify(const uint8_t *data, const uint64_t *sizes, const uint64_t *expected,
+                          uint64_t count);
+
 #endif

@@ -21,3 +21,11 @@ def verify_image(image: Buffer) -> int:
 
     The header must have passed `pyengine.format.segment.parse_header`. The GIL is released.
     """
+
+def find_bad_block(data: Buffer, sizes: Buffer, expected: Buffer) -> int:
+    """Return the first of blocks that lie one behind the other whose hash is not the expected one,
+    or -1.
+
+    `sizes` (bytes) and `expected` are uint64, one for each block; ValueError where the blocks leave
+    `data`. The GIL is released.
+    """

@@ -121,7 +121,8 @@ class WriterLink:
 
     def warm(self, name: str) -> None:
         """Have the mapped files of a ring read and verified, when there is nothing else to do."""
-        self._send(Parcel("warm", {"ring": name}), timeout=0.0)
+        parcel = self._parcels.warming[name] = Parcel("warm", {"ring": name})
+        self._send(parcel, timeout=0.0)
 
     def wake(self) -> None:
         """Tell the writer to look at the control block."""
@@ -255,6 +256,8 @@ class WriterLink:
                     self._deaths = 0
                 elif message.get("kind") == "drained":
                     self._is_complete = message.get("complete") is True
+                elif message.get("kind") == "warmed":
+                    self._parcels.warming.pop(str(message.get("ring")), None)
                 self._on_message(message)
 
     def _check_start(self, process: WriterProcess) -> None:

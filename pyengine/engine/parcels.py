@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from pyengine.shm.channel import close_all
@@ -44,10 +45,13 @@ class Parcels:
     hello: Parcel
     rings: dict[str, Parcel] = field(default_factory=dict)
     stagings: dict[int, Parcel] = field(default_factory=dict)
+    warming: dict[str, Parcel] = field(default_factory=dict)
+    """By ring, until the writer has told that it is through."""
 
     def all(self) -> list[Parcel]:
         """Return them in that order."""
-        return [self.hello, *self.rings.values(), *self.stagings.values()]
+        rest = (self.rings.values(), self.stagings.values(), self.warming.values())
+        return [self.hello, *chain.from_iterable(rest)]
 
     def close(self) -> None:
         """Close them all. Idempotent."""

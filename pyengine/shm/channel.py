@@ -12,7 +12,8 @@ trainer -> writer
     ring {name, size, schema}                                            fds: arena, seal eventfd
     staging {index, version, size}                                       fds: staging arena
     wake {}        a snapshot was staged or cancelled
-    warm {ring}    read and verify the mapped files of a restored ring, when there is nothing else
+    warm {ring}    read and verify the mapped files of a restored ring, when there is nothing else;
+                   sent to each new writer until one has told `warmed`
     close {grace_seconds}
 
 writer -> trainer

@@ -16,7 +16,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from enum import IntEnum
 
 from pyengine import config
@@ -58,7 +58,7 @@ class Loop:
         self._signal_fd = signal_fd
         self._segments = SegmentWriter(session, workers)
         self._queue = SnapshotQueue(session, self._segments, workers, self._receive)
-        self._warm: list[tuple[RingView, Iterator[None]]] = []
+        self._warm: list[tuple[RingView, Generator[None, None, None]]] = []
         self._drain: Iterator[None] | None = None
         self._ending = Ending.NONE
         self._deadline: float | None = None
@@ -169,6 +169,8 @@ class Loop:
             return
         logger.info("ending: %s", ending.name.lower())
         self._ending = ending
+        while self._warm:
+            self._warm.pop()[1].close()
         self._deadline = None if grace_seconds is None else time.monotonic() + grace_seconds
 
     def _is_done(self) -> bool:
@@ -214,4 +216,5 @@ class Loop:
             # A restore may have put another ring in its place.
             if ring in self._session.rings.values() and next(steps, self) is not self:
                 return
+            steps.close()
             self._warm.pop(0)

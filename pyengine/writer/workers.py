@@ -1,4 +1,5 @@
-"""Threads for what blocks: hashing and disk. They read memory and write new files, nothing else.
+"""Threads for what blocks: hashing and disk. They read memory and files, write new files, and mark
+blocks of mapped files as verified, nothing else.
 
 Every change of state, every rename and every unlink of a published name happens in the main
 thread, which is woken through an eventfd when a task has ended. So no step of a state machine ever

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -360,3 +361,30 @@ def test_a_stopped_writer_never_holds_the_loop_beyond_the_bound(
             os.kill(engine.writer_pid, signal.SIGCONT)
         assert second.wait(60).global_step == 119
     assert "given up" in caplog.text
+
+
+def test_a_writer_killed_before_it_has_warmed_leaves_that_to_the_next(
+    token: str, tmp_path: Path
+) -> None:
+    engine, training = begin(tmp_path / "run")
+    with engine:
+        for step in range(40):
+            training.step(step)
+        engine.snapshot(39).wait(60)
+    engine, training = begin(tmp_path / "run")
+    with engine:
+        storage = training.ring.storage
+        blocks, mapped = storage.plan.layout.block_count, list(storage.paths)
+        assert mapped
+        pid = engine.writer_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        engine.tick(40)
+        os.kill(pid, signal.SIGKILL)
+        step, until = 40, time.monotonic() + 60
+        while not all(storage.control.is_verified(*place, 0, blocks) for place in mapped):
+            assert time.monotonic() < until, "no writer has warmed the ring"
+            step += 1
+            engine.tick(step)
+            time.sleep(0.01)
+        assert engine.writer_pid != pid

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
 from trainer_side import Ring, TrainerSide, rows_of, trainer_on
 
+from pyengine._native.control import Words
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.pool import adopt_files
 from pyengine.catalog.scan import read_snapshot
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.shm.states import SlotState
+
+COLD_READS_WORD = 19
+"""Of the control block (csrc/core/control.h)."""
 
 
 def restored(trainer: TrainerSide, snapshot: SnapshotInfo) -> Ring:
@@ -43,20 +50,23 @@ def make_snapshot(run: Path) -> str:
         return path.name
 
 
-def verified_blocks(ring: Ring) -> int:
-    blocks = range(ring.plan.layout.block_count)
-    return sum(ring.control.is_verified(0, n, block) for n in range(5) for block in blocks)
+def is_verified(ring: Ring, segment: int) -> bool:
+    return ring.control.is_verified(0, segment, 0, ring.plan.layout.block_count)
+
+
+def count_verified(ring: Ring) -> int:
+    return sum(is_verified(ring, segment) for segment in range(5))
 
 
 def test_all_mapped_segments_are_verified_in_the_background(tmp_path: Path) -> None:
     name = make_snapshot(tmp_path / "run")
     with trainer_on(tmp_path / "run") as trainer:
         ring = restored(trainer, read_snapshot(str(tmp_path / "run"), name))
-        assert verified_blocks(ring) == 0
+        assert count_verified(ring) == 0
         trainer.channel.send("warm", ring="replay")
         message = trainer.wait_for("warmed")
         assert (message["segments"], message["damaged"]) == (5, 0)
-        assert verified_blocks(ring) == 5 * ring.plan.layout.block_count
+        assert count_verified(ring) == 5
 
 
 def test_damage_is_told_and_its_segment_stays_unverified(tmp_path: Path) -> None:
@@ -70,10 +80,67 @@ def test_damage_is_told_and_its_segment_stays_unverified(tmp_path: Path) -> None
         trainer.channel.send("warm", ring="replay")
         message = trainer.wait_for("warmed")
         assert (message["segments"], message["damaged"]) == (3, 2)
-        assert verified_blocks(ring) == 3 * ring.plan.layout.block_count
+        assert [n for n in range(5) if not is_verified(ring, n)] == [0, 1]
         texts = trainer.texts("warning")
         assert [any(name in text for text in texts) for name in damaged] == [True, True], texts
         assert all(f"snapshots/{name}/buffer/replay/segment-" in text for text in texts), texts
+
+
+def reads(action: str, **rule: Any) -> list[Any]:
+    """A plan for reads of the pool: each segment has three, header, block table and rows."""
+    return [{"op": "pread_into", "path": "*/segments/*.seg", "action": action, **rule}]
+
+
+def test_blocks_are_marked_while_it_goes(tmp_path: Path) -> None:
+    name = make_snapshot(tmp_path / "run")
+    with trainer_on(tmp_path / "run", plan=reads("stop", nth=11)) as trainer:
+        ring = restored(trainer, read_snapshot(str(tmp_path / "run"), name))
+        trainer.channel.send("warm", ring="replay")
+        trainer.wait_until(lambda: process_state(trainer.process.pid) == "T")
+        assert 2 <= count_verified(ring) < 5
+        trainer.process.send_signal(signal.SIGCONT)
+        assert trainer.wait_for("warmed")["segments"] == 5
+        assert count_verified(ring) == 5
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 8])
+def test_a_writer_that_is_killed_while_it_reads_leaves_the_rest_to_the_next(
+    tmp_path: Path, nth: int
+) -> None:
+    name = make_snapshot(tmp_path / "run")
+    with trainer_on(tmp_path / "run", plan=reads("kill", nth=nth)) as trainer:
+        ring = restored(trainer, read_snapshot(str(tmp_path / "run"), name))
+        trainer.channel.send("warm", ring="replay")
+        assert trainer.process.wait(60) == -signal.SIGKILL
+        before = count_verified(ring)
+        assert before < 5
+        trainer.channel.close()
+        trainer.start_writer()
+        trainer.channel.send("warm", ring="replay")
+        assert trainer.wait_for("warmed")["segments"] == 5 - before
+        assert count_verified(ring) == 5
+
+
+def test_an_end_does_not_wait_for_what_is_left(tmp_path: Path) -> None:
+    name = make_snapshot(tmp_path / "run")
+    with trainer_on(tmp_path / "run", plan=reads("delay", seconds=0.3, times=0)) as trainer:
+        ring = restored(trainer, read_snapshot(str(tmp_path / "run"), name))
+        trainer.channel.send("warm", ring="replay")
+        trainer.wait_until(lambda: is_verified(ring, 4))
+        assert trainer.close_writer() == 0
+        assert count_verified(ring) < 5
+
+
+def test_a_gather_that_died_while_it_waited_does_not_hold_it_up(tmp_path: Path) -> None:
+    name = make_snapshot(tmp_path / "run")
+    with trainer_on(tmp_path / "run") as trainer:
+        ring = restored(trainer, read_snapshot(str(tmp_path / "run"), name))
+        words = Words(ring.arena.mapping, 0, 32)
+        words.store(COLD_READS_WORD, 1000)
+        assert ring.control.cold_reads == 1000
+        trainer.channel.send("warm", ring="replay")
+        assert trainer.wait_for("warmed")["segments"] == 5
+        words.release()
 
 
 def test_restored_segments_are_linked_again_and_not_written(tmp_path: Path) -> None:
@@ -87,6 +154,10 @@ def test_restored_segments_are_linked_again_and_not_written(tmp_path: Path) -> N
         assert outcome.bytes_written < ring.plan.layout.file_bytes
         assert 3 * ring.schema.row_bytes <= outcome.new_bytes < 4 * ring.schema.row_bytes
         assert SlotState.PERSISTED not in ring.states()
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def flip(path: Path, offset: int) -> None:
