@@ -23,12 +23,15 @@ def prepare(directory: Path, *, quick: bool) -> ReplayShape:
     return shape
 
 
-def resume(directory: Path, shape: ReplayShape, *, watch_seconds: float = 0.0) -> dict[str, Any]:
-    """Resume in a new process with a cold page cache; return what it measured.
+def resume(
+    directory: Path, shape: ReplayShape, *, watch_seconds: float = 0.0, is_cold: bool = True
+) -> dict[str, Any]:
+    """Resume in a new process, with a cold page cache unless told otherwise; return what it
+    measured.
 
     With `watch_seconds` it goes on sampling for so long, and tells when each batch ended.
     """
-    numbers = map(str, (shape.rows, shape.obs_bytes, BATCH, watch_seconds))
+    numbers = map(str, (shape.rows, shape.obs_bytes, BATCH, watch_seconds, int(is_cold)))
     command = [sys.executable, "-m", "benchmarks.cold_child", str(directory), *numbers]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])

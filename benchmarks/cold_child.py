@@ -1,9 +1,10 @@
 """One cold resume in a process of its own: python -m benchmarks.cold_child RUN ROWS OBS_BYTES BATCH
-WATCH_SECONDS
+WATCH_SECONDS IS_COLD
 
 Prints one JSON line. Before the clock starts imports are done, the engine has claimed the run, and
 its writer has had a second to come up: the time in which a real script makes networks and
 environments. Then the page cache is dropped, in here, so that only the run's own files are cold.
+Watched, it samples and ticks as a loop does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyengine
 from benchmarks.disk import drop_page_cache
 from benchmarks.process import private_bytes
 from benchmarks.replay_run import ReplayShape, make_engine
@@ -20,24 +22,44 @@ from benchmarks.replay_run import ReplayShape, make_engine
 SETUP_SECONDS = 1.0
 
 
+class Watch:
+    """Sees whether every block of a ring's mapped files was verified."""
+
+    def __init__(self, ring: pyengine.ReplayBuffer) -> None:
+        storage = ring.storage
+        assert storage is not None
+        self._control = storage.control
+        self._blocks = storage.plan.layout.block_count
+        self._left = sorted(storage.paths)
+
+    def is_warm(self) -> bool:
+        while self._left and self._control.is_verified(*self._left[0], 0, self._blocks):
+            self._left.pop(0)
+        return not self._left
+
+
 def main() -> None:
-    run_dir, rows, obs_bytes, batch_size, watch_seconds = sys.argv[1:6]
+    run_dir, rows, obs_bytes, batch_size, watch_seconds, is_cold = sys.argv[1:7]
     shape = ReplayShape(int(rows), int(obs_bytes))
     with shape.make_ring() as ring, make_engine(Path(run_dir)) as engine:
         engine.track(replay=ring, counters={"step": 0})
         time.sleep(SETUP_SECONDS)
-        dropped = drop_page_cache(Path(run_dir))
+        dropped = drop_page_cache(Path(run_dir)) if is_cold == "1" else "kept"
         before = private_bytes()
         begin = time.perf_counter()
         report = engine.restore()
         restored = time.perf_counter()
         batch = ring.sample(int(batch_size))
         sampled = time.perf_counter()
-        ends = [sampled]
+        ends, warmed, watch = [sampled], None, Watch(ring)
         while ends[-1] < sampled + float(watch_seconds):
+            engine.tick(report.next_step + len(ends))
             ring.sample(int(batch_size))
             ends.append(time.perf_counter())
+            if warmed is None and watch.is_warm():
+                warmed = ends[-1] - begin
         result = {
+            "warmed_s": warmed,
             "batch_ends_s": [end - begin for end in ends],
             "restore_seconds": restored - begin,
             "first_batch_seconds": sampled - begin,

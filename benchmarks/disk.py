@@ -10,9 +10,14 @@ import os
 import random
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 READ_BYTES = 64 * 1024
+DEPTH = 32
+"""Reads at once that bring out what a disk gives."""
+
 WRITE_BYTES = 8 * 1024 * 1024
 
 
@@ -39,23 +44,37 @@ def regular_files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
-def random_read_rate(files: Iterable[Path], *, reads: int, seed: int) -> float:
-    """Return bytes per second of random, aligned 64 KiB reads, one at a time."""
+def random_read_rate(files: Iterable[Path], *, reads: int, seed: int, depth: int = 1) -> float:
+    """Return bytes per second of random, aligned 64 KiB reads, `depth` of them at a time."""
     chosen = [(path, path.stat().st_size // READ_BYTES) for path in files]
     chosen = [(path, blocks) for path, blocks in chosen if blocks > 0]
     rng = random.Random(seed)
     places = rng.choices(chosen, weights=[blocks for _, blocks in chosen], k=reads)
     descriptors = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path, _ in set(places)}
+    wanted = [(descriptors[path], rng.randrange(blocks) * READ_BYTES) for path, blocks in places]
     try:
-        with mmap.mmap(-1, READ_BYTES) as buffer:
+        with ExitStack() as stack:
+            buffers = [stack.enter_context(mmap.mmap(-1, READ_BYTES)) for _ in range(depth)]
+            threads = stack.enter_context(ThreadPoolExecutor(depth))
+            list(threads.map(_touch, buffers))
             begin = time.perf_counter()
-            for path, blocks in places:
-                os.preadv(descriptors[path], [buffer], rng.randrange(blocks) * READ_BYTES)
+            parts = [threads.submit(_read, wanted[i::depth], buffers[i]) for i in range(depth)]
+            for part in parts:
+                part.result()
             seconds = time.perf_counter() - begin
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
     return reads * READ_BYTES / seconds
+
+
+def _touch(buffer: mmap.mmap) -> None:
+    buffer.write(bytes(READ_BYTES))
+
+
+def _read(places: list[tuple[int, int]], buffer: mmap.mmap) -> None:
+    for descriptor, offset in places:
+        os.preadv(descriptor, [buffer], offset)
 
 
 def sequential_read_seconds(files: Iterable[Path]) -> float:

@@ -109,18 +109,28 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """What one run did over time: values, and the seconds at which they held."""
+
+    seconds: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What came out.
 
     `findings` hold each bar with what was measured as a person reads it; `samples` holds every raw
     sample by name, with the unit as the last part of the name; `facts` are plain values that belong
-    to them; `curves` are medians over a size, drawn instead of the samples.
+    to them; `curves` are medians over a size, drawn instead of the samples; `courses`, named as
+    samples are, are drawn beside them.
     """
 
     findings: list[Finding]
     samples: dict[str, list[float]]
     facts: dict[str, Any] = field(default_factory=dict)
     curves: list[Curves] = field(default_factory=list)
+    courses: dict[str, Course] = field(default_factory=dict)
 
     @classmethod
     def skipped(cls, why: str) -> Measured:
@@ -148,7 +158,8 @@ class Measured:
             for found in record["findings"]
         ]
         curves = [Curves(**curve) for curve in record["curves"]]
-        return cls(findings, record["samples"], record["facts"], curves)
+        courses = {name: Course(**course) for name, course in record["courses"].items()}
+        return cls(findings, record["samples"], record["facts"], curves, courses)
 
 
 def load_figure(name: str) -> ModuleType:

@@ -27,7 +27,8 @@ def draw(figure: Figure, measured: Measured, path: Path) -> None:
 
 
 def _draw_samples(measured: Measured) -> Any:
-    """Draw all samples, one panel per unit (the last part of a sample's name)."""
+    """Draw all samples, one panel per unit (the last part of a sample's name), and beside them what
+    happened over time, one panel a unit too."""
     from matplotlib import pyplot
 
     series = {name: values for name, values in measured.samples.items() if values}
@@ -35,9 +36,11 @@ def _draw_samples(measured: Measured) -> Any:
         return None
     units = list(dict.fromkeys(unit_of(name) for name in series))
     widest = max(sum(unit_of(name) == unit for name in series) for unit in units)
-    size = (max(4.5, 0.9 * widest) * len(units), 4.2)
-    picture, panels = pyplot.subplots(1, len(units), figsize=size, squeeze=False)
-    for axes, unit in zip(panels[0], units, strict=True):
+    over_time = list(dict.fromkeys(unit_of(name) for name in measured.courses))
+    count = len(units) + len(over_time)
+    size = (max(4.5, 0.9 * widest) * count, 4.2)
+    picture, panels = pyplot.subplots(1, count, figsize=size, squeeze=False)
+    for axes, unit in zip(panels[0], units, strict=False):
         names = [name for name in series if unit_of(name) == unit]
         for place, name in enumerate(names):
             values = series[name]
@@ -51,7 +54,20 @@ def _draw_samples(measured: Measured) -> Any:
         axes.set_xticks(range(len(names)), labels, fontsize="small")
         axes.set_ylabel(unit.replace("_", " "))
         axes.set_ylim(bottom=0)
+    for axes, unit in zip(panels[0][len(units) :], over_time, strict=True):
+        _draw_courses(axes, measured, unit)
     return picture
+
+
+def _draw_courses(axes: Any, measured: Measured, unit: str) -> None:
+    for name, course in measured.courses.items():
+        if unit_of(name) == unit:
+            label = name.removesuffix(unit).rstrip("_").replace("_", " ")
+            axes.plot(course.seconds, course.values, linewidth=1, label=label)
+    axes.set_xlabel("s")
+    axes.set_ylabel(unit.replace("_", " "))
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
 
 
 def _draw_curves(measured: Measured) -> Any:

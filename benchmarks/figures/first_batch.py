@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.cold import own_files
 from benchmarks.contest import Answers, Contest
-from benchmarks.disk import drop_page_cache, random_read_rate, regular_files
+from benchmarks.disk import DEPTH, drop_page_cache, random_read_rate, regular_files
 from benchmarks.figure import Figure, Measured, NotEnough, Setting
 from benchmarks.judgement import Finding, Verdict, at_most, format_ratio
 from benchmarks.race import Race, race_groups
@@ -24,7 +24,7 @@ FIGURE = Figure("first_batch", "load to a first batch of 256, cold: vectors 170 
 BATCH = 256
 BAR = 20.0
 LIMIT_BAR = 2.0
-READS = 400
+READS = 2_000
 LARGE_BYTES = 1e9
 LARGE_ROUNDS = 6
 """Loads of 7 GB take the rivals up to half a minute each: there are few of them."""
@@ -65,7 +65,8 @@ def measure(setting: Setting) -> Measured:
         findings.append(race.against_best_rival(bar, f"x the best rival, {rows.name}"))
         if bar is not None:
             ratios = paired_ratios(race.scores[OURS.name], limits)
-            words = f"at most {LIMIT_BAR:g} x (bytes needed / random 64 KiB read rate), {rows.name}"
+            needs = f"bytes needed / random 64 KiB read rate at depth {DEPTH}"
+            words = f"at most {LIMIT_BAR:g} x ({needs}), {rows.name}"
             findings.append(Finding(words, format_ratio(ratios), at_most(ratios, LIMIT_BAR)))
         samples |= race.samples(f"{rows.name}_")
         samples[f"{rows.name}_random_read_limit_ms"] = limits
@@ -92,7 +93,7 @@ def _load(group: Contest, race: Race, rows: str, capacity: int, rounds: int) -> 
     run = group.directory_of(OURS.name) / "run"
     segments = [path for path in regular_files(run / "segments") if path.suffix == ".seg"]
     for number in range(rounds):
-        rate = random_read_rate(segments, reads=READS, seed=number)
+        rate = random_read_rate(segments, reads=READS, seed=number, depth=DEPTH)
         answers: Answers = {}
         names = list(group.contestants)
         for name in reversed(names) if number % 2 else names:

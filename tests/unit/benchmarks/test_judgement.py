@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from benchmarks.figure import unit_of
-from benchmarks.figures.full_speed import full_speed_seconds
 from benchmarks.judgement import Verdict, at_least, at_most, worst
 
 
@@ -54,13 +52,3 @@ def test_a_line_of_two_bars_is_as_bad_as_the_worse():
 )
 def test_the_unit_of_a_sample_is_the_end_of_its_name(name, unit):
     assert unit_of(name) == unit
-
-
-def test_full_speed_begins_after_the_last_slow_stretch_not_after_a_hiccup():
-    took = np.full(3_200, 0.01)
-    took[:640] = 0.05
-    took[1_600:1_632] = 0.5
-    ends = np.concatenate([[0.0], np.cumsum(took)])
-    seconds, warm = full_speed_seconds(ends)
-    assert warm == pytest.approx(0.01)
-    assert seconds == pytest.approx(640 * 0.05)
