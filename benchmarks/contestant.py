@@ -109,7 +109,7 @@ class Turns:
         pending = self._subject.save(target)
         stalled = time.perf_counter()
         if pending is not None:
-            pending()
+            pending.wait()
         complete = time.perf_counter()
         if not self._subject.durable:
             make_durable(target)
@@ -142,6 +142,27 @@ class Turns:
         self._check(batch, count)
         facts = {"load_s": loaded - begin, "first_batch_s": sampled - begin}
         return {**facts, **self._subject.facts_of(batch)}
+
+    def make_training(self, workload: str, size: int, steps: int, directory: str) -> dict[str, Any]:
+        """Make a training loop that is saved by the library; see benchmarks.training."""
+        from benchmarks.training import make_training
+
+        self.close()
+        self._subject = make_training(
+            workload, self._class, Path(directory), size=size, steps=steps
+        )
+        return {}
+
+    def find_window(self, interval: int, most: int, place: str) -> dict[str, Any]:
+        return self._subject.find_window(interval, most, Path(place))
+
+    def train(self, interval: int, saves_first: bool, place: str) -> dict[str, Any]:
+        """Train with and without a save, equally many steps."""
+        return self._subject.pair(interval, saves_first, Path(place))
+
+    def peak(self, interval: int, place: str) -> dict[str, Any]:
+        """Train with a save while memory is watched."""
+        return self._subject.peak(interval, Path(place))
 
     def close(self) -> dict[str, Any]:
         if self._subject is not None:

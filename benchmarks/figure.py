@@ -41,6 +41,9 @@ RACES = (
     "replay_stall",
     "model_stall",
     "first_batch",
+    "overhead_vectors",
+    "overhead_frames",
+    "overhead_model",
 )
 """Against the other libraries, and the hardware beside them."""
 

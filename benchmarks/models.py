@@ -13,6 +13,8 @@ LARGE_WIDTH = 2048
 LARGE_LAYERS = 8
 PARAMETER_BYTES = 3 * 4
 """A parameter and Adam's two moments."""
+LAYER_BYTES = PARAMETER_BYTES * (LARGE_WIDTH * LARGE_WIDTH + LARGE_WIDTH)
+"""Of a layer of the large model."""
 
 
 def small_model() -> torch.nn.Module:

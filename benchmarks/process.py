@@ -1,7 +1,8 @@
-"""What the kernel says about a process: private memory, bytes written, its children."""
+"""What the kernel says about processes: memory, bytes written, children."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,6 +21,20 @@ def shared_memory_bytes() -> int:
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("/proc/self/status has no line RssShmem")
+
+
+def proportional_bytes(*pids: int | str) -> int:
+    """Return the memory of these processes, what they share counted once (PSS).
+
+    A process that has ended has none.
+    """
+    total = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
 
 
 def children() -> list[int]:

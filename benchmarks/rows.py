@@ -105,4 +105,9 @@ FRAMES = _transitions("frames", ((1, 84, 84), "uint8"), ((), "int64"), next_obs=
 """One frame a row: a million of them take 7 GB. Libraries that rebuild next_obs from the row after
 it are told so."""
 
-BY_NAME = {rows.name: rows for rows in (VECTORS, STACKS, FRAMES)}
+STACKED_FRAMES = _transitions(
+    "stacked_frames", ((4, 84, 84), "uint8"), ((), "int64"), next_obs=False
+)
+"""Whole stacks, each row's next_obs being the row after it: what everybody can keep alike."""
+
+BY_NAME = {rows.name: rows for rows in (VECTORS, STACKS, FRAMES, STACKED_FRAMES)}

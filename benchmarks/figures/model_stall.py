@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.figure import Figure, Measured, Setting
-from benchmarks.models import LARGE_LAYERS
+from benchmarks.models import LARGE_LAYERS, LAYER_BYTES
 from benchmarks.race import save_race, stall_finding
 from benchmarks.rivals import OUR_SAVER, SAVERS
 
 FIGURE = Figure("model_stall", "stall of a save: 403 MB of model + Adam")
-
-LAYER_BYTES = 3 * 4 * (2048 * 2048 + 2048)
 
 
 def measure(setting: Setting) -> Measured:

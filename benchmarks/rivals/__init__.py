@@ -36,6 +36,7 @@ DURABLE = "fsync of every file and directory, XXH3-64 of every block and file, o
 
 OURS = Rival("pyengine", "ours:Replay", guarantee=DURABLE)
 OUR_PRIORITIZED = Rival("pyengine", "ours:Prioritized")
+OUR_TRAINED = Rival("pyengine", "ours:Trained", guarantee=DURABLE)
 OUR_SAVER = Rival("pyengine", "ours:Saver", guarantee=DURABLE)
 
 ROW_GATHER = Rival("c_gather", "limits:RowGather")
@@ -62,12 +63,24 @@ SAVED_REPLAYS = (
     SB3, TIANSHOU, TIANSHOU_PICKLE, TORCHRL, TORCHRL_MEMMAP, TORCHRL_CHECKPOINT, CPPRB,
 )  # fmt: skip
 
+DCP_GUARANTEE = "fsync of files, not of directories; no checksum"
+
+TRAINED_REPLAYS = (
+    Rival("sb3", "sb3:Trained", ("stable-baselines3",), NOTHING),
+    TIANSHOU,
+    TIANSHOU_PICKLE,
+    TORCHRL,
+    Rival("npz_safetensors", "arrays:Npz", ("safetensors",), NOTHING),
+    Rival("torch_dcp_async", "arrays:DistributedCheckpoint", ("torch",), DCP_GUARANTEE),
+    Rival("torchsnapshot_async", "arrays:Torchsnapshot", ("torchsnapshot", "torch"), NOTHING),
+)
+"""What a training loop may save itself with, replay and learner: each kind of save once."""
+
 SAVERS = (
     Rival("torch_save", "savers:TorchSave", ("torch",), "no fsync; CRC-32 of zip members"),
     Rival("safetensors", "savers:Safetensors", ("safetensors", "torch"), NOTHING),
     Rival(
-        "torch_dcp_async", "savers:DistributedCheckpoint", ("torch",),
-        "fsync of files, not of directories; no checksum",
+        "torch_dcp_async", "savers:DistributedCheckpoint", ("torch",), DCP_GUARANTEE
     ),
     Rival("torchsnapshot_async", "savers:Torchsnapshot", ("torchsnapshot", "torch"), NOTHING),
 )  # fmt: skip

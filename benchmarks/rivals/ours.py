@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pyengine
+from benchmarks.pending import Pending
 from benchmarks.replay_run import WAIT_SECONDS, make_engine, needed_bytes
 from benchmarks.rivals.replay import ReplayContestant
 from benchmarks.rows import Columns, Rows
 
 SETUP_SECONDS = 1.0
 """For the writer process to come up: a script makes networks and environments meanwhile."""
+
+
+TICKED: dict[str, Any] = {"every_steps": 500, "budget": None}
+"""Of an engine that is ticked: blocks are shorter than this and begin with multiples of it, so that
+each has one snapshot. Their rows come in at once, which the budget would take for a slow disk."""
 
 
 class Replay(ReplayContestant):
@@ -65,16 +70,11 @@ class Replay(ReplayContestant):
 
         change(self._model)
 
-    def save(self, place: Path) -> Callable[[], None]:
+    def save(self, place: Path) -> Pending:
         """Take a snapshot into the run, which is the same for all saves of this contestant."""
         assert self._engine is not None
         self._step += 1
-        pending = self._engine.snapshot(self._step)
-
-        def wait() -> None:
-            pending.wait(WAIT_SECONDS)
-
-        return wait
+        return _pending(self._engine.snapshot(self._step))
 
     def get_ready(self, place: Path) -> None:
         self._start_engine()
@@ -99,6 +99,22 @@ class Replay(ReplayContestant):
         if self._engine is not None:
             self._engine.close()
         self.ring.close()
+
+
+class Trained(Replay):
+    """The ring and a learner under an engine that is ticked at the end of every step."""
+
+    model: Any
+
+    def plain_twin(self) -> Replay:
+        return Replay(self.rows, self.capacity, self.directory)
+
+    def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
+        if self._engine is None:
+            self._engine = make_engine(self.directory / "run", **TICKED)
+            self._engine.track(replay=self.ring, **self.model.parts)
+        started = self._engine.tick(number)
+        return None if started is None else _pending(started)
 
 
 class Prioritized(Replay):
@@ -131,25 +147,28 @@ class Saver:
     def __init__(self, layers: int, directory: Path) -> None:
         from benchmarks.models import change, large_model, state_tensors
 
-        self._model, optimizer = large_model(layers)
+        self.model, self.optimizer = large_model(layers)
         self._change = change
-        tensors = state_tensors(self._model, optimizer).values()
+        tensors = state_tensors(self.model, self.optimizer).values()
         self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self._engine = make_engine(directory / "run")
-        self._engine.track(model=self._model, optimizer=optimizer)
+        self._engine = make_engine(directory / "run", **TICKED)
+        self._engine.track(model=self.model, optimizer=self.optimizer)
         self._step = 0
 
     def change(self) -> None:
-        self._change(self._model)
+        self._change(self.model)
 
-    def save(self, place: Path) -> Callable[[], None]:
+    def save(self, place: Path) -> Pending:
         self._step += 1
-        pending = self._engine.snapshot(self._step)
+        return _pending(self._engine.snapshot(self._step))
 
-        def wait() -> None:
-            pending.wait(WAIT_SECONDS)
-
-        return wait
+    def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
+        started = self._engine.tick(number)
+        return None if started is None else _pending(started)
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _pending(snapshot: pyengine.PendingSnapshot) -> Pending:
+    return Pending(lambda: snapshot.wait(WAIT_SECONDS), lambda: snapshot.is_done)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pending import Pending
 from benchmarks.rows import Columns, Rows
 
 
@@ -56,9 +56,17 @@ class ReplayContestant:
     def change(self) -> None:
         """Change the model that is saved beside the replay a little."""
 
-    def save(self, place: Path) -> Callable[[], None] | None:
-        """Save into the empty directory `place`; return what waits until the save is complete."""
+    def save(self, place: Path) -> Pending | None:
+        """Save into the empty directory `place`; return None where that is complete already."""
         raise NotImplementedError
+
+    def plain_twin(self) -> ReplayContestant:
+        """Return an equal buffer that nothing saves: this one, where a save is all that is done."""
+        return self
+
+    def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
+        """End a step of training: save into `place` where `interval` divides its number."""
+        return self.save(place) if number % interval == 0 else None
 
     def get_ready(self, place: Path) -> None:
         """Do before a load what a script does anyway; never measured."""

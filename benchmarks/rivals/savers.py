@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.models import change, large_model, state_tensors
+from benchmarks.pending import Pending
 
 
 class ModelSaver:
     """A network with Adam, changed before every save.
 
-    A way of saving adds `save(place)`: into that empty directory; it returns what waits until the
-    save is complete, None where it is already.
+    A way of saving adds `save(place)`: into that empty directory; it returns None where the save is
+    complete already.
     """
 
     durable = False
@@ -32,6 +32,13 @@ class ModelSaver:
 
     def state_dicts(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def save(self, place: Path) -> Pending | None:
+        raise NotImplementedError
+
+    def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
+        """End a step of training: save into `place` where `interval` divides its number."""
+        return self.save(place) if number % interval == 0 else None
 
     def close(self) -> None:
         pass
@@ -50,30 +57,27 @@ class Safetensors(ModelSaver):
 
 
 class DistributedCheckpoint(ModelSaver):
-    """torch.distributed.checkpoint.async_save: staging in the loop, writing in a thread."""
-
-    def save(self, place: Path) -> Callable[[], None]:
-        from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
-
-        future = async_save(self.state_dicts(), checkpoint_id=place / "checkpoint", no_dist=True)
-
-        def wait() -> None:
-            staged = isinstance(future, AsyncSaveResponse)
-            (future.upload_completion if staged else future).result()
-
-        return wait
+    def save(self, place: Path) -> Pending:
+        return dcp_async_save(self.state_dicts(), place)
 
 
 class Torchsnapshot(ModelSaver):
+    def save(self, place: Path) -> Pending:
+        return torchsnapshot_async_take({"model": self.model, "optimizer": self.optimizer}, place)
+
+
+def dcp_async_save(state: dict[str, Any], place: Path) -> Pending:
+    """torch.distributed.checkpoint.async_save: staging in the loop, writing in a thread."""
+    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+    answer = async_save(state, checkpoint_id=place / "checkpoint", no_dist=True)
+    future = answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
+    return Pending(future.result, future.done)
+
+
+def torchsnapshot_async_take(state: dict[str, Any], place: Path) -> Pending:
     """torchsnapshot's async_take: staging in the loop, writing in a thread."""
+    from torchsnapshot import Snapshot
 
-    def save(self, place: Path) -> Callable[[], None]:
-        from torchsnapshot import Snapshot
-
-        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
-        pending = Snapshot.async_take(str(place / "snapshot"), app_state=state)
-
-        def wait() -> None:
-            pending.wait()
-
-        return wait
+    pending = Snapshot.async_take(str(place / "snapshot"), app_state=state)
+    return Pending(pending.wait, pending.done)

@@ -7,9 +7,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.save_util import save_to_pkl
 
 from benchmarks.rivals.replay import ReplayContestant
 from benchmarks.rows import Columns, Rows
@@ -73,8 +75,6 @@ class Replay(ReplayContestant):
         self.buffer.add(*form)
 
     def change(self) -> None:
-        import torch
-
         with torch.no_grad():
             for parameter in self._algorithm().policy.parameters():
                 parameter.add_(1e-6)
@@ -100,6 +100,16 @@ class Replay(ReplayContestant):
             self._model = SAC("MlpPolicy", environment, buffer_size=1, policy_kwargs=policy)
             self._model.replay_buffer = self.buffer
         return self._model
+
+
+class Trained(Replay):
+    """Saved beside the learner of the benchmark (`model`) as `save_replay_buffer` saves it."""
+
+    model: Any
+
+    def save(self, place: Path) -> None:
+        save_to_pkl(place / "replay.pkl", self.buffer)
+        torch.save(self.model.state_dict(), place / "model.pt")
 
 
 class _Spaces(gymnasium.Env[Any, Any]):
