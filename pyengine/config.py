@@ -65,6 +65,9 @@ LIFELINE_VARIABLE = "PYENGINE_LIFELINE"
 WRITER_NICE = 5
 """Niceness of the writer; at 19, two busy threads leave it 0.16 GB/s of hashing."""
 
+WRITER_GROUP_NICE = 10
+"""By how much the nice of its scheduling group, where it has one, lies above the trainer's."""
+
 
 def process_rank() -> int:
     """Return this process's rank in a distributed job as torchrun sets it (RANK), else 0."""

@@ -26,6 +26,7 @@ from pyengine.events import logger
 from pyengine.shm.channel import Message
 from pyengine.writer import pool
 from pyengine.writer.drain import drain_steps, open_rows, seal_full_segments
+from pyengine.writer.priority import Priority
 from pyengine.writer.ring_view import RingView
 from pyengine.writer.segments import SegmentWriter
 from pyengine.writer.session import Session
@@ -50,11 +51,17 @@ class Loop:
     """Runs one session to its end. Owns nothing; main thread only."""
 
     def __init__(
-        self, session: Session, workers: Workers, trainer: Trainer, signal_fd: int
+        self,
+        session: Session,
+        workers: Workers,
+        trainer: Trainer,
+        priority: Priority,
+        signal_fd: int,
     ) -> None:
         self._session = session
         self._workers = workers
         self._trainer = trainer
+        self._priority = priority
         self._signal_fd = signal_fd
         self._segments = SegmentWriter(session, workers)
         self._queue = SnapshotQueue(session, self._segments, workers, self._receive)
@@ -168,6 +175,8 @@ class Loop:
         if ending <= self._ending:
             return
         logger.info("ending: %s", ending.name.lower())
+        if self._ending == Ending.NONE:
+            self._priority.yield_to_nobody()
         self._ending = ending
         while self._warm:
             self._warm.pop()[1].close()

@@ -26,6 +26,7 @@ from pyengine.format import names
 from pyengine.fs.door import FILE_MODE
 from pyengine.shm.channel import Channel
 from pyengine.writer.loop import Loop
+from pyengine.writer.priority import Priority
 from pyengine.writer.session import Session
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a writer over the inherited socket, for the process of the inherited pidfd."""
     fd, pidfd = sys.argv[1:] if argv is None else argv
     _leave_terminal()
+    priority = Priority()
+    priority.yield_to_trainer()
     with Channel.from_fd(int(fd)) as channel:
         trainer = Trainer(int(pidfd))
         session = _greet(channel)
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to(session)
         _silence(2)
         try:
-            return _work(session, trainer)
+            return _work(session, trainer, priority)
         except BaseException:
             logger.exception("the writer ends by an error")
             raise
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_terminal() -> None:
-    """No terminal signal, no output, a little less priority than the trainer.
+    """No terminal signal, no output.
 
     SIGTERM waits until the loop can answer it; the trainer has blocked it before the exec. Standard
     error stays until the log is open: it is what the trainer's error tells of a failed start.
@@ -65,12 +68,6 @@ def _leave_terminal() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _silence(0, 1)
-    with contextlib.suppress(OSError):
-        os.nice(config.WRITER_NICE)
-    with contextlib.suppress(OSError):
-        # Woken by the trainer, it does not take that one's core at once: that was 1 ms of every
-        # seventh tick (2026-11-30).
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _silence(*fds: int) -> None:
@@ -110,7 +107,7 @@ def _log_to(session: Session) -> None:
     logger.info("writer of generation %d started", session.generation)
 
 
-def _work(session: Session, trainer: Trainer) -> int:
+def _work(session: Session, trainer: Trainer, priority: Priority) -> int:
     # A predecessor that is still at it (stopped, then continued) must be gone before anything of
     # the control block is touched.
     lock = writer_lock(session.run_dir, session.generation, inherited=session.lock_fd)
@@ -118,7 +115,7 @@ def _work(session: Session, trainer: Trainer) -> int:
         _clear_predecessor(session)
         session.take_back()
         with _signal_pipe() as signal_fd:
-            loop = Loop(session, workers, trainer, signal_fd)
+            loop = Loop(session, workers, trainer, priority, signal_fd)
             signal.signal(signal.SIGTERM, lambda *_: loop.terminate())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             session.tell("ready", pid=os.getpid())

@@ -18,6 +18,7 @@ from pyengine.replay.storage import Storage
 from pyengine.shm.channel import Channel
 from pyengine.writer import main
 from pyengine.writer.loop import Loop
+from pyengine.writer.priority import Priority
 from pyengine.writer.trainer import Trainer
 from pyengine.writer.workers import Workers
 
@@ -51,7 +52,7 @@ class ThreadWriter:
             main._clear_predecessor(session)
             session.take_back()
             session.tell("ready", pid=self.pid)
-            complete = Loop(session, workers, trainer, signal_fd).run()
+            complete = Loop(session, workers, trainer, Priority(), signal_fd).run()
             session.tell("drained", complete=complete)
         trainer.close()
         session.close()

@@ -35,6 +35,7 @@ ALLOWED = {
     "supervisor/watch.py": "fallocate of a memfd",
     "supervisor/relay.py": "pipes, and the supervisor's own output",
     # Logs: words to people, which nothing relies on and no restore reads.
+    "writer/priority.py": "the nice of a scheduling group, in /proc",
     "writer/main.py": "logging.FileHandler of the writer's log",
     "integrations/sb3/logs.py": "logs of Stable-Baselines3, cut to where a restore goes on",
     "engine/process.py": "pathlib to find the package's own directory; changes nothing",
