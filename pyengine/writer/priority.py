@@ -41,7 +41,7 @@ class Priority:
             return  # a group of others too
         self._group_nice = _read_group_nice(os.getppid())
         if self._group_nice is not None:
-            _write_group_nice(min(self._group_nice + config.WRITER_GROUP_NICE, _LOWEST_NICE))
+            _write_group_nice(min(self._group_nice + config.WRITER_NICE, _LOWEST_NICE))
 
     def yield_to_nobody(self) -> None:
         """Take the share that the trainer had: it has ended, or waits for this process to end.

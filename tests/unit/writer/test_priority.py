@@ -81,10 +81,10 @@ def group_nice(pid: int) -> int:
 def test_its_group_yields_to_the_trainers_wherever_that_one_is(start: Start) -> None:
     trainer, writer = start(3)
     assert group_nice(trainer.pid) == 3
-    assert group_nice(writer) == 3 + config.WRITER_GROUP_NICE
+    assert group_nice(writer) == 3 + config.WRITER_NICE
 
 
-@pytest.mark.parametrize(("trainers", "writers"), [(0, config.WRITER_GROUP_NICE), (17, 19)])
+@pytest.mark.parametrize(("trainers", "writers"), [(0, config.WRITER_NICE), (17, 19)])
 def test_no_group_is_asked_to_be_lower_than_there_is(
     monkeypatch: pytest.MonkeyPatch, trainers: int, writers: int
 ) -> None:
