@@ -135,4 +135,4 @@ def _against_best_rival(race: Race, ours: Rival, rounds: list[dict[str, float]])
 
 def _told(shares: list[float]) -> str:
     summary = summarize(shares)
-    return f"{summary.median:.2g} % ({summary.low:.2g} to {summary.high:.2g})"
+    return f"{summary.median:.2f} % ({summary.low:.2f} to {summary.high:.2f})"
