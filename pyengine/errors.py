@@ -30,6 +30,7 @@
     │   ├── SnapshotBusyError       no staging slot became free in time
     │   ├── SnapshotCancelledError  given up so that training could go on
     │   ├── SnapshotPrunedError     committed, and removed since as keep_last says
+    │   ├── SnapshotUnreadError     committed, and its record cannot be read just now
     │   ├── SnapshotFailedError     the writer could not make it durable
     │   ├── NoSpaceError            ... because the file system is full
     │   ├── ChangedWhileStagedError a tensor changed before it was copied; nothing torn was saved
@@ -252,6 +253,11 @@ class SnapshotCancelledError(SnapshotError):
 
 class SnapshotPrunedError(SnapshotError):
     """It was committed, and removed since: newer ones have taken its place, as `keep_last` says."""
+
+
+class SnapshotUnreadError(SnapshotError):
+    """It was committed and is durable, but this process cannot read its record just now, for the
+    reason in the text, an OSError, which is the cause. It may be waited for again."""
 
 
 class SnapshotFailedError(SnapshotError):

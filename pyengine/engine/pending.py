@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyengine import errors
 from pyengine.engine.critical import is_in_signal_handler
+from pyengine.fs.limits import explain
 from pyengine.shm.states import SnapshotState, StagingState
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class PendingSnapshot:
 
         Raises the snapshot's error (SnapshotFailedError, NoSpaceError, SnapshotCancelledError, ...)
         and TimeoutError after `timeout` seconds; it stays pending then and may be waited for again.
-        SnapshotPrunedError where it was durable and `keep_last` newer ones have replaced it since.
+        SnapshotPrunedError where it was durable and `keep_last` newer ones have replaced it since,
+        SnapshotUnreadError where it is durable and its record cannot be read (files, the disk).
         SnapshotError or NestedCallError for a wish where no tick can come meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -119,6 +121,12 @@ class PendingSnapshot:
                 raise errors.SnapshotPrunedError(
                     f"snapshot {self.name} was committed, and newer ones have taken its place "
                     "since: wait for it sooner, or raise keep_last",
+                    sequence=self.sequence,
+                ) from error
+            except OSError as error:
+                raise errors.SnapshotUnreadError(
+                    f"snapshot {self.name} is committed and durable, but its record cannot be read "
+                    f"here ({explain(error)}): nothing is lost; mend that and call wait() again",
                     sequence=self.sequence,
                 ) from error
         return self._info

@@ -27,6 +27,7 @@ from pyengine.config import PAGE_BYTES
 from pyengine.errors import NoSpaceError
 from pyengine.fs import door
 from pyengine.fs.door import Buffer
+from pyengine.fs.limits import explain
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Size of one write, and of what is hashed at a time."""
@@ -224,6 +225,8 @@ def _no_space_is_typed(directory: str | int, needed_bytes: int) -> Iterator[None
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise OSError(errno.EFBIG, explain(error), _shown(directory)) from error
         if error.errno not in _NO_SPACE:
             raise
         free_bytes = 0

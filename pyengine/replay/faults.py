@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyengine._native.ring import BlockFault, BrokenStack, NoMemory
 from pyengine.errors import BrokenStackError, DamageError, SharedMemoryError, TruncatedFileError
+from pyengine.fs.limits import explain
 from pyengine.shm.headroom import headroom
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemo
     needed, free = storage.plan.layout.file_bytes, headroom()
     return SharedMemoryError(
         f"{label}: the next segment needs {needed} bytes of shared memory, {free} are free "
-        f"({os.strerror(fault.error_number)}); the row was not added. Enlarge /dev/shm or the "
+        f"({explain(fault.error_number)}); the row was not added. Enlarge /dev/shm or the "
         "container's limit, or lower the capacity",
         needed_bytes=needed,
         free_bytes=free,

@@ -21,6 +21,7 @@ from pyengine._native.mapping import Mapping, reserve
 from pyengine.config import MEMORY_MARGIN_BYTES
 from pyengine.errors import ClosedError, ForkedProcessError, SharedMemoryError
 from pyengine.fs.forking import register_for_child
+from pyengine.fs.limits import explain
 from pyengine.shm.headroom import SHM_DIRECTORY, headroom
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
@@ -61,7 +62,7 @@ class Arena:
             return cls(fd, size_bytes, label=label, is_memfd=is_memfd)
         except OSError as error:
             free_bytes = headroom(with_shm=False)
-            raise _no_room(label, size_bytes, free_bytes, str(error.strerror)) from error
+            raise _no_room(label, size_bytes, free_bytes, explain(error)) from error
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int, label: str = "arena") -> Arena:
@@ -127,7 +128,7 @@ class Arena:
             if error.errno not in _NO_ROOM:
                 raise
             free_bytes = headroom(with_shm=not self.is_memfd)
-            raise _no_room(self.label, length, free_bytes, str(error.strerror)) from error
+            raise _no_room(self.label, length, free_bytes, explain(error)) from error
 
     def close(self) -> None:
         """Let go of descriptor and mapping. Idempotent; views in use keep the mapping alive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,6 +64,26 @@ def test_wait_returns_the_record_once_committed(control: EngineControl) -> None:
     assert pending.wait(10) == "info of step-00000040.g0002.s0007"
     assert watch.waits == 2
     assert pending.outcome == Outcome(5, 6, 7)
+    assert pending.take_error() is None
+
+
+def test_a_record_that_cannot_be_read_now_is_no_lost_snapshot(
+    control: EngineControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, entry = Watch(), control.entries[0]
+    pending = begin(watch, entry)
+    commit(entry)
+
+    def no_more_files(name: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "read_info", no_more_files)
+        with pytest.raises(errors.SnapshotUnreadError, match="committed and durable") as caught:
+            pending.wait(0)
+    assert "RLIMIT_NOFILE" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert pending.wait(0) == f"info of {pending.name}"
     assert pending.take_error() is None
 
 
