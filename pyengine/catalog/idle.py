@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from pyengine.catalog import scan
 from pyengine.catalog.commit_lock import CommitLock
-from pyengine.catalog.generation import generation_path, read_party
-from pyengine.catalog.keepers import lock_busy
+from pyengine.catalog.generation import generation_path
+from pyengine.catalog.keepers import busy, lock_busy, party_keeper
 from pyengine.config import COMMIT_LOCK_SECONDS
-from pyengine.errors import RunBusyError, RunDirectoryError
+from pyengine.errors import RunDirectoryError
 from pyengine.format import names
 from pyengine.fs.locks import OfdLock, is_locked
 
@@ -41,21 +41,13 @@ def idle_lock(run_dir: str, *, timeout: float = COMMIT_LOCK_SECONDS) -> Iterator
 
 def _check_dead(run_dir: str, generation: int) -> None:
     path = generation_path(run_dir, generation)
-    if is_locked(path, names.OWNER_BYTE):
-        raise _busy(run_dir, generation, "owner", "it is in use by")
-    if is_locked(path, names.WRITER_BYTE):
-        raise _busy(run_dir, generation, "writer", "it is still being drained by the writer,")
+    for role, byte, what in _LIVING:
+        if is_locked(path, byte):
+            keeper = party_keeper(run_dir, generation, role)
+            raise busy(run_dir, f"is a living run: {what}", keeper, "wait for its end")
 
 
-def _busy(run_dir: str, generation: int, role: str, what: str) -> RunBusyError:
-    party = read_party(run_dir, generation, role)
-    pid = party.identity.pid if party.identity else 0
-    host = party.identity.host if party.identity else "an unknown host"
-    return RunBusyError(
-        f"{run_dir} is a living run: {what} pid {pid} on {host}, since {party.since} (generation "
-        f"{generation}); wait for its end",
-        path=run_dir,
-        pid=pid,
-        host=host,
-        since=party.since,
-    )
+_LIVING = (
+    ("owner", names.OWNER_BYTE, "it is in use by"),
+    ("writer", names.WRITER_BYTE, "it is still being drained by the writer,"),
+)

@@ -1,8 +1,9 @@
 """Who keeps a run from being claimed, or its commit lock: for errors, and to end who is frozen.
 
-The lock belongs to an open file, so the kernel names no process with it; /proc tells which process
-has that file open and holds the lock through it. What generation files say of that process, with
-the same start, makes it one of the run's own: only such a one is ever ended.
+A lock belongs to an open file, so the kernel names no process with it; /proc tells which process
+has that file open and holds the lock through it: not always the one that took it, for a fork that
+Python did not see keeps the file. What generation files say of that process, with the same start,
+makes it one of the run's own: only such a one is ever ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from dataclasses import dataclass
 
 from pyengine.catalog import scan
-from pyengine.catalog.generation import generation_path, read_parties
+from pyengine.catalog.generation import generation_path, read_parties, read_party
 from pyengine.errors import RunBusyError
 from pyengine.format import names
 from pyengine.fs import locks, process
@@ -24,13 +25,14 @@ _BYTES = {"owner": names.OWNER_BYTE, "writer": names.WRITER_BYTE}
 class Keeper:
     """One process: who it is, as far as is known, and as what a generation file names it.
 
-    `generation` is 0 where none does: it is no process of the run.
+    `generation` is 0 where none does; `kinship` says what it is to the run then.
     """
 
     identity: ProcessIdentity | None
     role: str = "process"
     generation: int = 0
     since: str = "an unknown time"
+    kinship: str = "which is no process of the run"
 
     @property
     def is_frozen(self) -> bool:
@@ -49,7 +51,7 @@ class Keeper:
         assert self.identity is not None
         name = f"pid {self.identity.pid} on {self.identity.host}"
         if not self.generation:
-            return f"{name}, which is no process of the run"
+            return f"{name}, {self.kinship}"
         return f"{name}, since {self.since} ({self.role} of generation {self.generation})"
 
     def _doing(self) -> str:
@@ -58,12 +60,19 @@ class Keeper:
 
 
 def party_keeper(run_dir: str, generation: int, role: str) -> Keeper:
-    """Return the last process on record in a role of a generation."""
-    keeper = Keeper(None, role, generation)
-    for found, party in read_parties(run_dir, generation):
-        if found == role:
-            keeper = Keeper(party.identity, role, generation, party.since)
-    return keeper
+    """Return who keeps a generation in a role: the last process on record, or where that has ended
+    whoever holds its lock instead (a child that C code forked), as far as /proc shows it."""
+    party = read_party(run_dir, generation, role)
+    recorded = party.identity
+    if recorded is not None and (recorded.is_alive() or not recorded.is_local()):
+        return Keeper(recorded, role, generation, party.since)
+    former = f", pid {recorded.pid}, which has ended" if recorded is not None else ""
+    kinship = f"which holds the lock of the {role} of generation {generation}{former}"
+    for pid in locks.holders(generation_path(run_dir, generation), _BYTES[role]):
+        identity = process.identify(pid)
+        if identity is not None:
+            return Keeper(identity, role, since=party.since, kinship=kinship)
+    return Keeper(None, role, generation, party.since)
 
 
 def lock_keepers(run_dir: str) -> list[Keeper]:

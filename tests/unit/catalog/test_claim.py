@@ -14,6 +14,7 @@ import pytest
 from pyengine.catalog import generation, scan
 from pyengine.catalog.claim import claim_run
 from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.idle import idle_lock
 from pyengine.catalog.run_record import read_run_id
 from pyengine.errors import NoSpaceError, RunBusyError, RunDirectoryError, StaleGenerationError
 from pyengine.format import names
@@ -27,6 +28,19 @@ import sys
 from pyengine.catalog.claim import claim_run
 claim = claim_run(sys.argv[1])
 print("owned", claim.generation, flush=True)
+sys.stdin.read()
+"""
+
+_OWN_AND_FORK_IN_C = """
+import ctypes, signal, sys
+from pyengine.catalog.claim import claim_run
+claim = claim_run(sys.argv[1])
+print("owned", claim.generation, flush=True)
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    signal.alarm(60)  # whatever becomes of the test
+    signal.pause()
+print(child, flush=True)
 sys.stdin.read()
 """
 
@@ -123,6 +137,26 @@ def test_living_owner_in_another_process_is_named(run_dir, spawn):
     assert caught.value.host
     assert caught.value.since.startswith("20")
     assert scan.claimed_generation(run_dir) == 1
+
+
+def test_a_fork_that_python_did_not_see_is_named_in_place_of_the_dead_owner(run_dir, spawn):
+    owner = spawn(_OWN_AND_FORK_IN_C, run_dir, expect="owned 1")
+    child = int(owner.stdout.readline())
+    owner.kill()
+    owner.wait()
+    try:
+        for attempt in (lambda: claim_run(run_dir, wait_seconds=0), lambda: _enter_idle(run_dir)):
+            with pytest.raises(RunBusyError, match=f"pid {owner.pid}, which has ended") as caught:
+                attempt()
+            assert caught.value.pid == child
+            assert f"pid {child} " in str(caught.value)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def _enter_idle(run_dir):
+    with idle_lock(run_dir, timeout=0):
+        pytest.fail("entered")
 
 
 def test_killed_owner_frees_the_run(run_dir):
