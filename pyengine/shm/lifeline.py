@@ -1,10 +1,12 @@
 """The lifeline: how a supervisor sees that its trainers live, and why one died.
 
-A memfd of the supervisor, a page for its header and one for each trainer:
+A memfd of the supervisor, a page for its header and eight for each trainer:
 
-    page 0       magic, token
-    page 1 + i   u64: pid, start ticks, signs of life, ticks, step, bytes of runs, bytes of report
-                 at 64: generations by run directory, at 1088: the report, JSON objects both
+    page 0          magic, token
+    page 1 + 8 i    u64: pid, start ticks, signs of life, ticks, step, bytes of runs, bytes of
+                    report, how many runs had no room; at 64: the report, a JSON object
+    the next seven  "generation path" of each run, paths byte for byte, NUL between two: room for
+                    six of the longest paths that there are (PATH_MAX)
 
 Who holds the lock on byte i of the file has slot i; the kernel frees it at death, and what the
 slot says stays for the supervisor to read. Each process has one slot, whatever number of engines it
@@ -28,21 +30,23 @@ from typing import Any
 
 from pyengine import config
 from pyengine.config import PAGE_BYTES
+from pyengine.events import logger
 from pyengine.fs import door, process
 from pyengine.fs.forking import register_for_child
 from pyengine.fs.locks import OfdLock
 
-MAGIC = b"pylife01"
+MAGIC = b"pylife02"
 TOKEN_BYTES = 16
 SLOTS = 64
-LIFELINE_BYTES = (1 + SLOTS) * PAGE_BYTES
+SLOT_BYTES = 8 * PAGE_BYTES
+LIFELINE_BYTES = PAGE_BYTES + SLOTS * SLOT_BYTES
 
 _ADDRESS = re.compile(r"(\d{1,10}):(\d{1,7}):([0-9a-f]{32})", re.ASCII)
-_WORDS = struct.Struct("<7Q")
-_PID, _START, _SIGNS, _TICKS, _STEP, _RUNS_BYTES, _REPORT_BYTES = range(7)
+_WORDS = struct.Struct("<8Q")
+_PID, _START, _SIGNS, _TICKS, _STEP, _RUNS_BYTES, _REPORT_BYTES, _UNTOLD_RUNS = range(8)
 _NO_STEP = 2**64 - 1
-_RUNS_OFFSET = 64
-_REPORT_OFFSET = 1088
+_REPORT_OFFSET = 64
+_RUNS_OFFSET = PAGE_BYTES
 _TEXT_MAX = 800
 
 
@@ -50,8 +54,8 @@ _TEXT_MAX = 800
 class SlotView:
     """What a slot says: the process, its `signs` of life besides ticks (that it is there, that it
     has restored, all of whoever had the slot before), how often it ticked, the step that it is at
-    (None: not known yet), which generations it has claimed (by run directory), and how it says it
-    ended."""
+    (None: not known yet), which generations it has claimed (by run directory), of how many runs
+    more it could not say so, and how it says it ended."""
 
     slot: int
     pid: int
@@ -60,6 +64,7 @@ class SlotView:
     ticks: int
     step: int | None
     runs: dict[str, int]
+    untold_runs: int
     report: dict[str, Any] | None
 
 
@@ -74,11 +79,12 @@ class Lifeline:
         self._supervisor = supervisor
         self._poller = select.poll()
         self._poller.register(supervisor, select.POLLIN)
-        self._page: memoryview | None = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
+        self._page: memoryview | None = _slot(memory, slot)
         self._words: memoryview | None = self._page[: _WORDS.size].cast("Q")
         self._runs: dict[str, int] = {}
         self._write_text(_REPORT_OFFSET, _REPORT_BYTES, b"")
         self._write_text(_RUNS_OFFSET, _RUNS_BYTES, b"")
+        self._words[_UNTOLD_RUNS] = 0
         status = process.read_status(os.getpid())
         # That the slot's last owner ticked stays a sign of life; it says nothing about this one.
         self._words[_SIGNS] += self._words[_TICKS] + 1
@@ -129,11 +135,24 @@ class Lifeline:
             words[_STEP] = _NO_STEP if step is None else step
 
     def add_run(self, run_dir: str, generation: int) -> None:
-        """Say which run this process has claimed as which generation, besides those before."""
-        self._runs[run_dir] = generation
-        text = json.dumps(self._runs).encode()
-        if len(text) <= _REPORT_OFFSET - _RUNS_OFFSET:
+        """Say which run this process has claimed as which generation, besides those before.
+
+        Where the room for that is used up: that there is such a run, with a warning.
+        """
+        runs = {**self._runs, run_dir: generation}
+        text = b"\0".join(b"%d %s" % (number, os.fsencode(run)) for run, number in runs.items())
+        if len(text) <= SLOT_BYTES - _RUNS_OFFSET:
+            self._runs = runs
             self._write_text(_RUNS_OFFSET, _RUNS_BYTES, text)
+        elif self._words is not None:
+            self._words[_UNTOLD_RUNS] += 1
+            logger.warning(
+                "the supervisor cannot be told of %s: the paths of this process's runs are %d "
+                "bytes, and there is room for %d; name it by --run",
+                run_dir,
+                len(text),
+                SLOT_BYTES - _RUNS_OFFSET,
+            )
 
     def report(self, error: BaseException) -> None:
         """Say by which exception this process is about to end; the last word counts."""
@@ -142,7 +161,7 @@ class Lifeline:
             record["message"] = record["message"][:message_max]
             record["causes"] = record["causes"][:causes_max]
             text = json.dumps(record).encode()
-            if len(text) <= PAGE_BYTES - _REPORT_OFFSET:
+            if len(text) <= _RUNS_OFFSET - _REPORT_OFFSET:
                 break
         self._write_text(_REPORT_OFFSET, _REPORT_BYTES, text)
 
@@ -196,14 +215,13 @@ def _named(kind: type) -> str:
 
 
 def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:
-    """Return the slots that were ever taken. Text that is torn, or no JSON, reads as absent."""
+    """Return the slots that were ever taken. Text that is torn reads as absent."""
     found = []
     for slot in range(SLOTS):
-        page = memoryview(memory)[(1 + slot) * PAGE_BYTES :][:PAGE_BYTES]
+        page = _slot(memory, slot)
         words = _WORDS.unpack_from(page)
         if words[_PID]:
-            runs = _read_text(page, _RUNS_OFFSET, words[_RUNS_BYTES])
-            report = _read_text(page, _REPORT_OFFSET, words[_REPORT_BYTES])
+            report = _parsed(bytes(page[_REPORT_OFFSET:_RUNS_OFFSET][: words[_REPORT_BYTES]]))
             found.append(
                 SlotView(
                     slot=slot,
@@ -212,24 +230,30 @@ def read_slots(memory: mmap.mmap | memoryview) -> list[SlotView]:
                     signs=words[_SIGNS],
                     ticks=words[_TICKS],
                     step=None if words[_STEP] == _NO_STEP else words[_STEP],
-                    runs=_generations(runs),
+                    runs=_generations(bytes(page[_RUNS_OFFSET:][: words[_RUNS_BYTES]])),
+                    untold_runs=words[_UNTOLD_RUNS],
                     report=report if isinstance(report, dict) else None,
                 )
             )
     return found
 
 
-def _generations(value: Any) -> dict[str, int]:
-    if not isinstance(value, dict):
-        return {}
-    return {run: number for run, number in value.items() if isinstance(number, int)}
+def _slot(memory: mmap.mmap | memoryview, slot: int) -> memoryview:
+    return memoryview(memory)[PAGE_BYTES + slot * SLOT_BYTES :][:SLOT_BYTES]
 
 
-def _read_text(page: memoryview, offset: int, length: int) -> Any:
-    if not 0 < length <= PAGE_BYTES - offset:
-        return None
+def _generations(text: bytes) -> dict[str, int]:
+    found = {}
+    for entry in text.split(b"\0"):
+        number, _, run = entry.partition(b" ")
+        if number.isdigit() and len(number) <= 20 and run:
+            found[os.fsdecode(run)] = int(number)
+    return found
+
+
+def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(bytes(page[offset : offset + length]))
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

@@ -66,17 +66,20 @@ class Judge:
         """Take note of what the runs hold."""
         self._newest = {**self._newest, **found.newest}
 
-    def unsaved(self, step: int | None) -> str | None:
+    def unsaved(self, step: int | None, unknown: str | None) -> str | None:
         """Return in words what was not saved at a stop, where `step` ticked last; None: nothing.
 
-        A step of None is one of a trainer that has not ticked, or not where it could be seen.
+        A step of None is one of a trainer that has not ticked, or not where it could be seen;
+        `unknown` is why there may be snapshots that were not seen.
         """
         newest = self.newest
+        saved = names.parse_snapshot_name(newest) if newest is not None else None
+        if saved is not None and (step is None or saved.step >= step):
+            return None
+        if unknown is not None:
+            return f"whether a snapshot of its last step was taken is not known: {unknown}"
         if newest is None:
             return "no snapshot was taken: the run has none"
-        saved = names.parse_snapshot_name(newest)
-        if step is None or saved is None or saved.step >= step:
-            return None
         return f"no snapshot was taken of its last step, {step}: the newest is {newest}"
 
     def died(self, over: Over, found: Probe) -> Again | Enough:
@@ -91,6 +94,7 @@ class Judge:
         has_new = any(
             self._is_new(run, newest, over.runs.get(run)) for run, newest in found.newest.items()
         )
+        unknown = None if has_new else found.unknown
         self.look(found)
         self.faults[fault] = self.faults.get(fault, 0) + 1
         self._journal.note(
@@ -103,11 +107,12 @@ class Judge:
             error=over.report if over.death.signal is None else None,
             unreachable=found.unreachable,
             newest_snapshot=self.newest,
-            has_new_snapshot=has_new,
+            has_new_snapshot=None if unknown else has_new,
+            unknown=unknown,
         )
         stall = _stall(over.hang, has_new=has_new)
         decision = self._restarts.died(
-            time.monotonic(), words, has_new_snapshot=has_new, stall=stall
+            time.monotonic(), words, has_new_snapshot=has_new, stall=stall, unknown=unknown
         )
         if isinstance(decision, Again):
             logger.warning(

@@ -48,6 +48,7 @@ class Stall:
 class _InVain:
     at: float
     stall: Stall | None
+    unknown: str | None
 
 
 class Restarts:
@@ -61,14 +62,24 @@ class Restarts:
         """How many restarts were granted."""
 
     def died(
-        self, now: float, words: str, *, has_new_snapshot: bool, stall: Stall | None = None
+        self,
+        now: float,
+        words: str,
+        *,
+        has_new_snapshot: bool,
+        stall: Stall | None = None,
+        unknown: str | None = None,
     ) -> Again | Enough:
-        """Take note of a death at `now` (seconds of any steady clock) and decide."""
+        """Take note of a death at `now` (seconds of any steady clock) and decide.
+
+        `unknown` is why a new snapshot may be there though none was seen: such a death counts, or
+        a crash loop of a command that nobody can look into would never end, and the reason says it.
+        """
         settings = self._settings
         if has_new_snapshot and stall is None:
             self._in_vain.clear()
         else:
-            self._in_vain.append(_InVain(now, stall))
+            self._in_vain.append(_InVain(now, stall, unknown))
         recent = [
             death
             for death in self._in_vain
@@ -92,7 +103,11 @@ class Restarts:
 def _why(deaths: list[_InVain], now: float) -> str:
     stalls = [death.stall for death in deaths if death.stall is not None]
     if not stalls:
-        return f"{len(deaths)} deaths within {now - deaths[0].at:.0f} s without a new snapshot"
+        unknown = next((death.unknown for death in deaths if death.unknown is not None), None)
+        seconds = f"{len(deaths)} deaths within {now - deaths[0].at:.0f} s"
+        if unknown is not None:
+            return f"{seconds}; whether they left new snapshots is not known: {unknown}"
+        return f"{seconds} without a new snapshot"
     tick = "first" if stalls[-1].ticks == 0 else "second"
     return (
         f"{len(deaths)} deaths in a row brought training no further, {len(stalls)} of them starts "

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyengine import config
+from pyengine.errors import SharedMemoryError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.supervisor.command import (
@@ -61,6 +62,7 @@ class Supervisor:
         self._journal = Journal(settings.log)
         self._judge = Judge(settings, self._journal)
         self._runs: list[str] = []
+        self._has_untold_runs = False
         self._stop: int | None = None
         self._began = time.monotonic()
 
@@ -85,7 +87,11 @@ class Supervisor:
         self._judge.look(self._probe())
         while True:
             self._journal.start += 1
-            with contextlib.closing(Watch()) as watch:
+            try:
+                watch = Watch()
+            except (OSError, SharedMemoryError) as error:
+                return _End("not started", str(error), 126)
+            with contextlib.closing(watch):
                 try:
                     command = self._start(watch)
                 except OSError as error:
@@ -127,6 +133,7 @@ class Supervisor:
         left = command.finish()
         runs = watch.runs()
         self._learn(runs)
+        self._has_untold_runs |= watch.untold_runs() > 0
         if left:
             self._journal.note("cleared", pids=left)
         report, step = watch.last_word()
@@ -204,9 +211,11 @@ class Supervisor:
 
     def _summary(self, end: _End) -> Summary:
         """Tell how it ended, once the writers have done what they could."""
-        self._judge.look(self._probe())
+        found = self._probe()
+        self._judge.look(found)
         reason = end.reason
-        missing = self._judge.unsaved(end.step) if end.result == "stopped" else None
+        is_stopped = end.result == "stopped"
+        missing = self._judge.unsaved(end.step, found.unknown) if is_stopped else None
         if missing is not None:
             reason += f"; {missing}"
         level = logger.info if end.result in ("finished", "stopped") else logger.error
@@ -233,7 +242,15 @@ class Supervisor:
         given = self._settings.run_dir
         if given is not None and is_there(given):
             self._learn([os.path.realpath(given)])
-        return probe(self._runs)
+        return probe(self._runs, None if given is not None else self._unknown())
+
+    def _unknown(self) -> str | None:
+        """Return why the runs that were told may not be all; None: nothing says so."""
+        if self._has_untold_runs:
+            return "a trainer could not tell the path of its run (name it by --run)"
+        if not self._runs:
+            return "no trainer has told which run it works on (name it by --run)"
+        return None
 
     def _await_writers(self, inbox: SignalInbox) -> None:
         """Give the writers of dead trainers their time; a further signal ends the wait."""

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyengine.catalog import scan
+from pyengine.errors import SharedMemoryError
 from pyengine.format.names import SnapshotName
 from pyengine.fs import process
+from pyengine.fs.limits import explain
 from pyengine.fs.locks import is_locked
 from pyengine.shm import lifeline
+from pyengine.shm.headroom import headroom
 from pyengine.shm.lifeline import SlotView
 from pyengine.supervisor.bounded import call_within
 
@@ -29,12 +32,22 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Watch:
-    """The supervisor's end of a lifeline; owns it until `close`."""
+    """The supervisor's end of a lifeline; owns it until `close`. SharedMemoryError."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("pyengine-lifeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # With all its pages: a trainer's tick must not meet a full memory.
-        os.posix_fallocate(self._fd, 0, lifeline.LIFELINE_BYTES)
+        try:
+            # With all its pages: a trainer's tick must not meet a full memory.
+            os.posix_fallocate(self._fd, 0, lifeline.LIFELINE_BYTES)
+        except OSError as error:
+            os.close(self._fd)
+            needed, free = lifeline.LIFELINE_BYTES, headroom(with_shm=False)
+            raise SharedMemoryError(
+                f"the supervisor needs {needed} bytes of shared memory, {free} are free "
+                f"({explain(error)}); the command was not started",
+                needed_bytes=needed,
+                free_bytes=free,
+            ) from error
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = mmap.mmap(self._fd, lifeline.LIFELINE_BYTES)
         token = secrets.token_bytes(lifeline.TOKEN_BYTES)
@@ -79,6 +92,10 @@ class Watch:
                 found[run] = min(generation, found.get(run, generation))
         return found
 
+    def untold_runs(self) -> int:
+        """Return how many runs there are besides, of which trainers had no room to say which."""
+        return sum(trainer.untold_runs for trainer in self.trainers())
+
     def send(self, number: int) -> list[int]:
         """Send a signal to the trainers that live; return their pids. None, in containers with
         process ids of their own: whoever cannot be proved to be meant is left alone."""
@@ -107,14 +124,18 @@ def _send(trainer: SlotView, number: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What runs hold: the newest committed snapshot of any, by (generation, sequence), and which
-    run cannot be reached, with the reason."""
+    run cannot be reached, with the reason. `unknown`: why there may be snapshots besides."""
 
     newest: dict[str, tuple[int, int, str]]
     unreachable: str | None
+    unknown: str | None = None
 
 
-def probe(runs: list[str]) -> Probe:
-    """Look at run directories, each of which was there before. Blocks at most 5 s for each."""
+def probe(runs: list[str], unknown: str | None = None) -> Probe:
+    """Look at run directories, each of which was there before. Blocks at most 5 s for each.
+
+    `unknown` says why these may not be all, if that is so.
+    """
     newest: dict[str, tuple[int, int, str]] = {}
     unreachable = None
     for run in runs:
@@ -126,7 +147,7 @@ def probe(runs: list[str]) -> Probe:
         if committed:
             last = committed[-1]
             newest[run] = (last.generation, last.sequence, last.text)
-    return Probe(newest, unreachable)
+    return Probe(newest, unreachable, unreachable or unknown)
 
 
 def is_there(run: str) -> bool:

@@ -71,6 +71,14 @@ def tick_on_quietly(step: int) -> None:
     threading.Event().wait(0.02)
 
 
+def save_on(step: int) -> None:
+    """Save once, say so, and go on for ever."""
+    if step == 2:
+        engine.snapshot(step).wait(60)
+        print("saved", flush=True)
+    threading.Event().wait(0.02)
+
+
 def no_space(step: int) -> None:
     if step == 2:
         raise pyengine.errors.NoSpaceError("the disk is full", needed_bytes=5, free_bytes=1)
@@ -115,7 +123,7 @@ if __name__ == "__main__":
     run_dir, mode = sys.argv[1:3]
     marker = run_dir + ".marker"
     is_quiet = mode in ("tick_silently", "tick_on_quietly")
-    steps = 10**9 if mode in ("forever", "tick_on_quietly", "wait_for_word") else STEPS
+    steps = 10**9 if mode in ("forever", "save_on", "tick_on_quietly", "wait_for_word") else STEPS
     counters = {"steps": 0}
     engine = pyengine.SnapshotEngine(run_dir)
     engine.track(counters=counters)

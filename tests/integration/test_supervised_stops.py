@@ -25,6 +25,7 @@ from supervision import (
 )
 
 import pyengine
+from pyengine.supervisor.journal import read_events
 from pyengine.supervisor.settings import EXIT_STUCK
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -139,6 +140,23 @@ def test_a_trainer_that_ticks_no_more_is_ended_by_a_third_signal_or_after_the_gr
     assert "no snapshot was taken: the run has none" in end["reason"]
     assert "no snapshot was taken" in err, "a line says so"
     await_writers_end(token)
+
+
+def test_a_stop_of_a_run_that_nobody_has_told_is_not_one_without_snapshots(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    command = ["env", "-u", "PYENGINE_LIFELINE", sys.executable, TRAINER, str(run), "save_on"]
+    child = supervise("--log", log, "--", *command)
+    await_line(child, "saved")
+    child.send_signal(TERM)
+    _, err = rest_of(child)
+    assert child.returncode == 128 + TERM
+    assert len(committed(run)) == 1
+    reason = read_events(str(log))[-1]["reason"]
+    assert "whether a snapshot of its last step was taken is not known" in reason
+    assert "--run" in reason
+    assert reason in err
 
 
 def test_what_has_not_ticked_yet_is_told_by_a_second_signal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -164,6 +165,23 @@ def test_a_run_that_cannot_be_reached_any_more_is_lost_storage(
         (death,) = [event for event in map(json.loads, file) if event["event"] == "died"]
     assert death["fault"] == "storage"
     assert str(run) in death["unreachable"]
+
+
+def test_a_run_of_a_long_path_in_any_script_is_known(supervise: Supervise, tmp_path: Path) -> None:
+    run = tmp_path.joinpath(*["运行目录实验" * 12] * 3)
+    run.parent.mkdir(parents=True)
+    child = supervise(*QUICK, "--crash-limit", 2, *trainer(run, "kill_self"))
+    _, err = child.communicate(timeout=100)
+    assert child.returncode == 0, err
+    assert [death["has_new_snapshot"] for death in events(run, "died")] == [True, True]
+
+
+def test_a_supervisor_without_room_for_its_memory_names_the_limit() -> None:
+    run = f"ulimit -f 1; exec {sys.executable} -m pyengine run -- true"
+    outcome = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=60)
+    assert outcome.returncode == 126
+    assert "RLIMIT_FSIZE" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
 
 
 def test_what_cannot_be_started_is_named(supervise: Supervise) -> None:

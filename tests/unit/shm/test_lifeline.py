@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pyengine.shm.lifeline import SLOTS, Lifeline
+from pyengine.shm.lifeline import LIFELINE_BYTES, SLOTS, Lifeline
 from pyengine.supervisor.watch import Watch
 
 
@@ -36,6 +36,29 @@ def test_a_trainer_is_seen_with_its_ticks_runs_and_last_word(watch):
     assert watch.runs() == {"/runs/a": 4, "/runs/b": 1}
     report, step = watch.last_word()
     assert (report["type"], step) == ("ValueError", 42)
+
+
+def _longest_path(number):
+    """A path as long as the system takes, of what text formats escape, and of no text at all."""
+    name = b'"\\\n\x01\xff' + "运行".encode() * 41
+    path = (b"/" + name) * 16 + b"/%d" % number
+    return os.fsdecode(path + b"x" * (4095 - len(path)))
+
+
+def test_runs_of_any_path_are_told_and_what_has_no_room_is_said_to_be_untold(watch, caplog):
+    lifeline = Lifeline.attach()
+    expected = {_longest_path(number): number for number in range(6)}
+    for path, generation in expected.items():
+        assert len(os.fsencode(path)) == 4095
+        lifeline.add_run(path, generation)
+    assert watch.runs() == expected
+    assert (watch.untold_runs(), caplog.records) == (0, [])
+    lifeline.report(ValueError("behind them"))
+    lifeline.add_run(_longest_path(6), 6)
+    assert watch.runs() == expected
+    assert watch.untold_runs() == 1
+    assert "--run" in caplog.text
+    assert watch.last_word()[0]["message"] == "behind them"
 
 
 def test_a_slots_next_owner_has_not_ticked_yet_and_is_a_sign_of_life(watch):
@@ -140,7 +163,7 @@ def test_the_wrong_token_and_another_file_are_refused(watch, monkeypatch, tmp_pa
     monkeypatch.setenv("PYENGINE_LIFELINE", f"{pid}:{fd}:{token[::-1]}")
     assert Lifeline.attach() is None
     with open(tmp_path / "file", "w+b") as file:
-        file.truncate(4096 * 65)
+        file.truncate(LIFELINE_BYTES)
         monkeypatch.setenv("PYENGINE_LIFELINE", f"{pid}:{file.fileno()}:{token}")
         assert Lifeline.attach() is None
 

@@ -37,6 +37,8 @@ def _caused(error, cause):
         (errors.StaleGenerationError("claimed anew", path="x"), "busy"),
         (errors.SnapshotFailedError("not durable"), "storage"),
         (errors.SnapshotBusyError("slow"), "exit"),
+        (_caused(errors.SnapshotUnreadError("no"), OSError(errno.EIO, "bad")), "storage"),
+        (_caused(errors.SnapshotUnreadError("no"), OSError(errno.EMFILE, "many")), "exit"),
         (_caused(errors.SnapshotError("no"), OSError(errno.ESTALE, "stale")), "storage"),
         (_caused(RuntimeError("on the way"), errors.DamageError("bad", path="x")), "damage"),
     ],
@@ -95,6 +97,15 @@ def test_deaths_in_vain_within_the_window_are_a_crash_loop_that_says_why():
     assert end.result == "crash loop"
     assert "3 deaths within 9 s without a new snapshot" in end.reason
     assert "ValueError: bug" in end.reason
+
+
+def test_deaths_that_nobody_can_judge_are_not_called_deaths_without_a_snapshot():
+    restarts = _restarts(crash_limit=2)
+    restarts.died(0.0, "x", has_new_snapshot=False, unknown="no run is known")
+    end = restarts.died(1.0, "x", has_new_snapshot=False, unknown="no run is known")
+    assert isinstance(end, Enough)
+    assert "whether they left new snapshots is not known: no run is known" in end.reason
+    assert "without a new snapshot" not in end.reason
 
 
 def test_deaths_far_apart_are_no_crash_loop():

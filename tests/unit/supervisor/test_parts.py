@@ -24,7 +24,10 @@ from pyengine.supervisor.watch import probe
 
 def test_a_gone_run_is_unreachable_and_an_empty_one_is_not(tmp_path):
     assert probe([str(tmp_path)]).unreachable is None
-    assert "gone" in probe([str(tmp_path / "gone")]).unreachable
+    gone = probe([str(tmp_path / "gone")], "not all are known")
+    assert "gone" in gone.unreachable
+    assert gone.unknown == gone.unreachable
+    assert probe([str(tmp_path)], "not all are known").unknown == "not all are known"
 
 
 def test_what_does_not_answer_is_given_up_and_errors_come_through():
