@@ -35,7 +35,7 @@ from pyengine.supervisor.judgement import Hang, Judge, Over, signal_name
 from pyengine.supervisor.liveness import Liveness
 from pyengine.supervisor.restarts import Again, Enough
 from pyengine.supervisor.settings import EXIT_CRASH_LOOP, EXIT_STUCK, Settings, Summary
-from pyengine.supervisor.watch import Probe, Watch, is_there, probe
+from pyengine.supervisor.watch import Probe, Watch, is_there, probe, refuse_nesting
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -67,7 +67,11 @@ class Supervisor:
         self._began = time.monotonic()
 
     def run(self) -> Summary:
-        """Supervise until the end, in the main thread; return how it ended."""
+        """Supervise until the end, in the main thread; return how it ended.
+
+        Raises ConfigError where this process is supervised itself.
+        """
+        refuse_nesting()
         become_subreaper()
         with SignalInbox(*_STOPS, signal.SIGCHLD) as inbox:
             end = self._run(inbox)

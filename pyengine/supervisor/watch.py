@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyengine.catalog import scan
-from pyengine.errors import SharedMemoryError
+from pyengine.errors import ConfigError, SharedMemoryError
 from pyengine.format.names import SnapshotName
 from pyengine.fs import process
 from pyengine.fs.limits import explain
 from pyengine.fs.locks import is_locked
 from pyengine.shm import lifeline
 from pyengine.shm.headroom import headroom
-from pyengine.shm.lifeline import SlotView
+from pyengine.shm.lifeline import Lifeline, SlotView
 from pyengine.supervisor.bounded import call_within
 
 _PROBE_SECONDS = 5.0
@@ -100,6 +100,23 @@ class Watch:
         """Send a signal to the trainers that live; return their pids. None, in containers with
         process ids of their own: whoever cannot be proved to be meant is left alone."""
         return [trainer.pid for trainer in self.trainers() if _send(trainer, number)]
+
+
+def refuse_nesting() -> None:
+    """Raise ConfigError, for whoever supervises this process too, where that is `pyengine run`.
+
+    It would see no tick of trainers that report to us, and take a silent one for hung; and ending
+    us, it would leave them running, for they are in a process group of their own.
+    """
+    above = Lifeline.attach()
+    if above is None:
+        return
+    error = ConfigError(
+        "pyengine run was started by another pyengine run, which could not see the trainer's signs "
+        "of life: leave one of the two out"
+    )
+    above.report(error)
+    raise error
 
 
 def _send(trainer: SlotView, number: int) -> bool:

@@ -176,6 +176,21 @@ def test_a_run_of_a_long_path_in_any_script_is_known(supervise: Supervise, tmp_p
     assert [death["has_new_snapshot"] for death in events(run, "died")] == [True, True]
 
 
+def test_a_supervisor_under_a_supervisor_is_refused_and_says_why(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    log, trace = tmp_path / "log", tmp_path / "trace"
+    inner = [sys.executable, "-m", "pyengine", "run", "--", "touch", str(trace)]
+    child = supervise("--crash-limit", 1, "--log", log, "--", *inner)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 70
+    assert "leave one of the two out" in err
+    with open(log) as file:
+        (death,) = [event for event in map(json.loads, file) if event["event"] == "died"]
+    assert (death["exit_status"], death["error"]["type"]) == (2, "ConfigError")
+    assert not trace.exists()
+
+
 def test_a_supervisor_without_room_for_its_memory_names_the_limit() -> None:
     run = f"ulimit -f 1; exec {sys.executable} -m pyengine run -- true"
     outcome = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=60)
