@@ -179,7 +179,6 @@ class ReplayBuffer(RingSequences):
         allowed = None if mask is None else as_mask(mask, lead)
         count = 1 if steps is None else steps
         done = 0 if left < 0 else count - left
-
         refusal: SharedMemoryError | None = None
 
         def append(storage: Storage) -> int:
@@ -198,8 +197,7 @@ class ReplayBuffer(RingSequences):
                 except BrokenStack as fault:
                     raise broken_stack_error(self.schema, fault) from None
                 # What stops it is told by a call that gets no further.
-                if done == before and not storage.spill():
-                    self._check_patience(storage, refusal)
+                if done == before and not self._spill(storage, refusal):
                     break
             return done
 
@@ -213,13 +211,21 @@ class ReplayBuffer(RingSequences):
             self._wait_for_slot(go_on, give_up)
         self._drop_retired()
 
-    def _check_patience(self, storage: Storage, refusal: SharedMemoryError | None) -> None:
-        """Raise where no slot can become free, so that waiting for one is in vain."""
-        spiller = storage.spiller
-        if refusal is not None and not spiller.unwritten():
+    def _spill(self, storage: Storage, refusal: SharedMemoryError | None) -> bool:
+        """Free slots where memory, or the ring's limit of it, has none left; whether one was freed.
+
+        `refusal` is why no slot got memory. Raises where none can become free: waiting is in vain.
+        """
+        is_limited = storage.plan.memory_limit is not None
+        if refusal is None and not is_limited:
+            return False  # pending snapshots hold slots: they, not rows of the window, are to go
+        if storage.spill():
+            return True
+        if refusal is not None and not storage.spiller.unwritten():
             raise refusal
-        if storage.plan.memory_limit is not None and not spiller.is_possible:
+        if is_limited and not storage.spiller.is_possible:
             raise limit_error(self._label, storage, self._owner is not None)
+        return False
 
     def _wait_for_slot(
         self, go_on: Callable[[], bool], give_up: Callable[[str], Exception]

@@ -157,9 +157,9 @@ class Storage:
         allow_memory(self.core, plan.layout.file_bytes, label, lanes=plan.num_lanes)
 
     def spill(self) -> bool:
-        """Free slots by letting segments live in their files; whether one was freed."""
+        """Free slots that are missing by letting segments live in their files; whether one was."""
         missing = self.spiller.missing(slots_ahead(self.plan.layout.file_bytes))
-        return self.spiller.spill(max(1, missing)) > 0
+        return missing > 0 and self.spiller.spill(missing) > 0
 
     def open_segment(self, lane: int, segment: int, label: str) -> int:
         """Open a slot for a restore; return the offset of its image. SharedMemoryError."""

@@ -28,7 +28,7 @@ from pyengine.errors import (
 from pyengine.replay import allowance, plan, reserving, waiting
 from pyengine.replay.priorities import PrioritizedReplayBuffer
 from pyengine.shm.arena import Arena
-from pyengine.shm.states import SnapshotState, pack_word
+from pyengine.shm.states import SlotState, SnapshotState, pack_word
 
 R = 512
 """Rows of a segment of `new_ring`, which has 8 of them."""
@@ -502,6 +502,36 @@ def test_a_pending_snapshot_keeps_the_files_of_spilled_rows_that_age_out(alone, 
         ring.extend(**rows(np.arange(13 * R, 29 * R)))
         assert ring.control.place(0, 4) is None
         ring.unbind(ring._owner)
+
+
+def test_slots_that_a_snapshot_holds_cost_the_snapshot_not_the_window_its_memory(
+    alone, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(waiting, "time", Clock())
+    with Arena.create(4096, "words") as arena, new_ring() as ring:
+        owner = PoolOwner(ring, tmp_path)
+        words = Words(arena.mapping, 0, 1)
+        words.store(0, pack_word(1, SnapshotState.PENDING))
+        ring.extend(**rows(np.arange(2 * R, 10 * R)))
+        held = ring.control.slots_in(SlotState.SEALED)
+        with ring.freeze():
+            ring.cut(arena.mapping, 0, 1)
+        owner.poll = lambda: [owner.persist_slot(*slot) for slot in new_slots(ring, held)]
+
+        def cancel(reason):
+            words.store(0, pack_word(1, SnapshotState.CANCELLED))
+            return 1
+
+        owner.cancel_holding = cancel
+        ring.extend(**rows(np.arange(10 * R, 18 * R)))
+        assert words.load(0) == pack_word(1, SnapshotState.CANCELLED)
+        assert ring.storage.core.mapped_segments == 0
+        ring.unbind(owner)
+
+
+def new_slots(ring, held):
+    """Sealed since: what a writer has done while it cannot write the rows of a snapshot."""
+    return [slot for slot in ring.control.slots_in(SlotState.SEALED) if slot not in held]
 
 
 def test_a_restore_into_a_limited_ring_takes_slots_for_open_rows_alone(alone, tmp_path):
