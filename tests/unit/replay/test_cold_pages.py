@@ -1,4 +1,4 @@
-"""Rows that were verified and whose pages the cache has dropped: asked for at once, not one by one."""
+"""Verified rows that the page cache has dropped are asked for at once, not page by page."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mapped_rings import block_place, flip, new_ring, path_of, rows
 from pool_owner import PoolOwner
+from processes import interrupted_at
 from saved_rings import save
 
 import pyengine
@@ -601,51 +602,60 @@ def test_threads_that_spill_append_and_read_at_once_see_whole_rows(tmp_path, mon
         check(ring, ring.tail, ring.total_count)
 
 
+SMALL = 16
+"""Rows of a segment of `small_ring`, which has 4 of them."""
+
+
+def small_ring(directory):
+    """A limited ring of six slots, three of them PERSISTED."""
+    directory.mkdir()
+    with ReplayBuffer({"id": "int64"}, 4 * SMALL) as whole:
+        size = slot_bytes(whole)
+    ring = ReplayBuffer({"id": "int64"}, 4 * SMALL, memory_limit=6 * size)
+    owner = PoolOwner(ring, directory)
+    ring.extend(id=np.arange(3 * SMALL))
+    owner.persist()
+    return ring
+
+
+def holds_all(ring):
+    refs = ring.refs()
+    assert refs.tolist() == list(range(max(0, ring.total_count - 4 * SMALL), ring.total_count))
+    assert ring.gather(refs)["id"].tolist() == refs.tolist()
+
+
 @pytest.mark.parametrize("work", ["spills", "appends"])
 def test_a_signal_handler_may_come_at_any_point_of_a_spill(alone, tmp_path, work):
-    from processes import interrupted_at
-
-    place = 0
-    reached = True
+    place, reached = 0, True
     while reached:
         place += 1
-        directory = tmp_path / str(place)
-        directory.mkdir()
-        ring, _ = persisted(directory, segments=5)
-        with ring:
+        with small_ring(tmp_path / str(place)) as ring:
 
             def handle(ring=ring):
                 if work == "spills":
-                    ring.storage.spiller.spill(2)
+                    ring.storage.spiller.spill(1)
                 else:
-                    ring.extend(**rows(np.arange(5 * R, 9 * R)))
+                    ring.extend(id=np.arange(3 * SMALL, 8 * SMALL))
 
-            def spill(ring=ring):
-                return ring.storage.spiller.spill(2)
-
-            reached, _ = interrupted_at(place, spill, act=handle)
-            check(ring, max(0, ring.total_count - 4096), ring.total_count)
-            if not reached:
-                ring.extend(**rows(np.arange(5 * R, 9 * R)))
+            reached, _ = interrupted_at(
+                place, lambda r=ring: r.storage.spiller.spill(1), act=handle
+            )
+            holds_all(ring)
+            ring.extend(id=np.arange(ring.total_count, 20 * SMALL))
+            holds_all(ring)
             assert ring.storage.mapped.keys() == ring.storage.paths.keys()
     assert place > 20
 
 
 def test_an_interrupt_at_any_point_of_a_spill_leaves_every_row(alone, tmp_path):
-    from processes import interrupted_at
-
-    place = 0
-    reached = True
+    place, reached = 0, True
     while reached:
         place += 1
-        directory = tmp_path / str(place)
-        directory.mkdir()
-        ring, _ = persisted(directory, segments=5)
-        with ring:
-            reached, _ = interrupted_at(place, lambda ring=ring: ring.storage.spiller.spill(2))
-            check(ring, 0, 5 * R)
-            ring.extend(**rows(np.arange(5 * R, 20 * R)))
-            check(ring, 12 * R, 20 * R)
+        with small_ring(tmp_path / str(place)) as ring:
+            reached, _ = interrupted_at(place, lambda r=ring: r.storage.spiller.spill(1))
+            holds_all(ring)
+            ring.extend(id=np.arange(3 * SMALL, 20 * SMALL))
+            holds_all(ring)
     assert place > 20
 
 
