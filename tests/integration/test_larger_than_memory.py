@@ -66,7 +66,12 @@ def test_every_row_is_what_was_added_beyond_the_limit_and_around_the_end(
             add(ring, part * ROWS // 2, (part + 1) * ROWS // 2)
             batch = ring.sample(256)
             np.testing.assert_array_equal(batch["payload"], payload(batch["number"]))
-            info = engine.snapshot(part).wait(60)
+            pending = engine.snapshot(part)
+            info = pending.wait(60)
+            # Spilled rows are as new as those in memory.
+            added_bytes = ROWS // 2 * ring.schema.row_bytes
+            assert pending.outcome is not None
+            assert added_bytes <= pending.outcome.new_bytes < added_bytes + (1 << 20)
         check(ring, 5 * ROWS // 2)
         assert ring.storage is not None
         assert ring.storage.core.mapped_segments > 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from pathlib import Path
 
 from idle_owner import IdleOwner
@@ -21,7 +22,7 @@ class PoolOwner(IdleOwner):
     """Tracks `ring`; whoever waits for a slot has what is sealed written, unless `is_stopped`."""
 
     def __init__(self, ring: ReplayBuffer, directory: Path, *, line: int = LINE, **options):
-        self.ring = ring
+        self.ring = weakref.proxy(ring)  # else both go at some garbage collection
         self.directory = directory
         self.is_stopped = False
         ring.bind(self, "replay", line=line, pool=str(directory), **options)
