@@ -51,9 +51,9 @@ class ReplayBuffer(RingSequences):
     needed and free, never SIGBUS. Where an engine tracks the ring, on a local file system, the
     oldest rows live in their segment files instead once memory ends, or `memory_limit` bytes of it:
     they are sampled, saved and restored as before, verified when first touched, at the disk's
-    speed. The limit is for rows (whole segments); tables, 1/500 of the rows of the full ring at
-    most, and mutable fields come on top, and while a restore exchanges the rows their open segments
-    are there twice. Threads may add, sample, update, restore and close at once. In a
+    speed. The limit is for rows, in whole segments. On top come the tables (1/700 of the rows of
+    the full ring or less, unless it is very small), mutable fields, and while a restore exchanges
+    the rows what they took before. Threads may add, sample, update, restore and close at once. In a
     forked child the ring is inert. `close()` frees the memory; so does the end of the process,
     however it comes.
 
