@@ -159,6 +159,6 @@ def _forget(setting: Setting, ring: pyengine.ReplayBuffer, *, is_verified: bool)
     for lane, segment in _mapped(ring):
         blocks = ring.storage.plan.layout.block_count  # type: ignore[union-attr]
         ring.storage.core.forget_segment(lane, segment)  # type: ignore[union-attr]
-        for block in range(blocks if is_verified else 0):
-            control.mark_verified(lane, segment, block)  # type: ignore[union-attr]
+        if is_verified:
+            control.mark_verified(lane, segment, 0, blocks)  # type: ignore[union-attr]
     drop_page_cache(setting.directory / "run")

@@ -14,8 +14,7 @@ def forget(ring):
     storage = ring.storage
     for lane, segment in storage.mapped:
         storage.core.forget_segment(lane, segment)
-        for block in range(storage.plan.layout.block_count):
-            storage.control.mark_verified(lane, segment, block)
+        storage.control.mark_verified(lane, segment, 0, storage.plan.layout.block_count)
         forget_pages(path_of(ring, segment, lane))
 
 
