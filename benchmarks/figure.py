@@ -29,6 +29,7 @@ OWN = (
     "writer_rate",
     "full_speed",
     "scale",
+    "larger_than_memory",
 )
 """Against the hardware alone."""
 

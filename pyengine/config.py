@@ -22,6 +22,10 @@ SLOT_WAIT_SECONDS = 5.0
 COMMIT_WAIT_SECONDS = 60.0
 """How long `add` then waits for a snapshot that is being committed, which cannot be cancelled."""
 
+SPILL_WAIT_SECONDS = 60.0
+"""How long `add` waits for one more full segment to reach the disk, where the ring has all the
+memory that it may have: no snapshot that is cancelled helps there."""
+
 COMMIT_LOCK_SECONDS = 60.0
 """How long a trainer waits for its own writer, or another process, to let the commit lock go."""
 

@@ -9,8 +9,10 @@ from control_block cimport (
 )
 from ring_native cimport (
     PE_BUSY, PE_CLOSED, PE_EMPTY, PE_NO_SLOT, PE_OK, pe_dropped, pe_fault, pe_hash_bind,
-    pe_hash_function, pe_ring_drop, pe_ring_drop_holds, pe_ring_forget, pe_ring_hold, pe_ring_lock, pe_ring_map_pages, pe_ring_map_segment, pe_ring_open_segment,
-    pe_ring_lock_shared, pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_unlock, pe_ring_verify,
+    pe_hash_function, pe_ring_count_slots, pe_ring_drop, pe_ring_drop_holds, pe_ring_forget,
+    pe_ring_hold, pe_ring_lock, pe_ring_lock_shared, pe_ring_map_pages, pe_ring_map_segment,
+    pe_ring_open_segment,
+    pe_ring_reserve_ahead, pe_ring_set_lane, pe_ring_spill_segment, pe_ring_unlock, pe_ring_verify,
     pe_status,
 )
 
@@ -57,6 +59,13 @@ cdef class RingCore(RingSpans):
             return None
         _report(status, &fault)
         return status == PE_OK
+
+    def slots(self):
+        cdef uint64_t ready, reserved
+        self._lock_shared()
+        pe_ring_count_slots(&self._ring, &ready, &reserved)
+        pe_ring_unlock(&self._ring)
+        return ready, reserved
 
     def hold(self, words, size_t offset, uint64_t sequence):
         cdef Py_buffer view
@@ -109,6 +118,14 @@ cdef class RingCore(RingSpans):
         self._lock()
         pe_ring_map_segment(&self._ring, lane, segment, <const uint8_t *>address, &file)
         pe_ring_unlock(&self._ring)
+
+    def spill_segment(self, uint64_t lane, uint64_t segment, size_t address):
+        cdef bint is_spilled
+        self._check_segment(lane)
+        self._lock()
+        is_spilled = pe_ring_spill_segment(&self._ring, lane, segment, <const uint8_t *>address)
+        pe_ring_unlock(&self._ring)
+        return is_spilled
 
     def verify_blocks(self, uint64_t lane, uint64_t segment, uint64_t first, uint64_t end):
         """Verify blocks of a mapped segment that are not yet; BlockFault for the first bad one."""

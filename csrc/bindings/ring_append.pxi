@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from ring_native cimport (
-    PE_BROKEN_STACK, PE_CLOSED, PE_OK, pe_fault, pe_ring_append, pe_ring_append_stacks,
+    PE_BROKEN_STACK, PE_CLOSED, PE_NO_MEMORY, PE_OK, pe_fault, pe_ring_append, pe_ring_append_stacks,
     pe_ring_break, pe_ring_lock, pe_ring_try_lock, pe_ring_unlock, pe_source, pe_stack_source,
     pe_status,
 )
@@ -91,6 +91,7 @@ cdef class RingAppend(RingMemory):
     def append(self, list values, uint64_t lane_begin, uint64_t lane_count, uint64_t steps,
                uint64_t done, mask):
         """values: one C-contiguous buffer a field (steps x lane_count rows), None = default."""
+        cdef uint64_t before = done
         cdef pe_source sources[MAX_TARGETS]
         cdef pe_source *source
         cdef pe_fault fault
@@ -138,7 +139,8 @@ cdef class RingAppend(RingMemory):
                     status = self._append_rows(lane_begin, lane_count, steps, sources, mask_bytes,
                                                &done, &fault)
                     pe_ring_unlock(&self._ring)
-            self._report_append(status, &fault, lane_begin, lane_count)
+            if status != PE_NO_MEMORY or done == before:
+                self._report_append(status, &fault, lane_begin, lane_count)
             return done
         finally:
             for i in range(held):
@@ -148,8 +150,8 @@ cdef class RingAppend(RingMemory):
     def append_exact(self, dict fields, mask, bint has_steps, int64_t lane):
         """Append values that have exactly the schema's shapes and dtypes: a step, or `has_steps`.
 
-        How many steps are left: 0 done, more: no free slot. -1: something needs a closer look,
-        nothing was done. `lane` -1: all of them.
+        How many steps are left: 0 done, more: no free slot, or no memory for one. -1: something
+        needs a closer look, nothing was done. `lane` -1: all of them.
         """
         cdef Py_buffer views[STACK_FIELDS]
         cdef pe_source sources[STACK_FIELDS]
@@ -221,7 +223,8 @@ cdef class RingAppend(RingMemory):
                         pe_ring_unlock(&self._ring)
             if status == PE_CLOSED:
                 return -1
-            self._report_append(status, &fault, lane_begin, lanes)
+            if status != PE_NO_MEMORY:
+                self._report_append(status, &fault, lane_begin, lanes)
             return steps - done
         finally:
             for i in range(held):

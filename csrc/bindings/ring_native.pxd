@@ -130,6 +130,9 @@ cdef extern from "ring.h" nogil:
                              const pe_file *file)
     pe_status pe_ring_open_segment(pe_ring *ring, uint64_t lane, uint64_t segment, uint8_t **image,
                                    pe_fault *fault)
+    bint pe_ring_spill_segment(pe_ring *ring, uint64_t lane, uint64_t segment,
+                               const uint8_t *image)
+    void pe_ring_count_slots(const pe_ring *ring, uint64_t *ready, uint64_t *reserved)
 
 cdef extern from "priorities.h" nogil:
     pe_status pe_priorities_open(pe_ring *ring, pe_priorities *priorities)

@@ -18,6 +18,9 @@ struct pe_place {
 enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context), void *context,
                               struct pe_fault *fault);
 
+/* Whether reads of this thread have had to wait for the disk, so that the next ones ask first. */
+bool pe_mapped_asks(void);
+
 /* Block `index` of a field of a segment that lives in a mapped file. */
 struct pe_block {
   const uint8_t *image;

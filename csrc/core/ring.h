@@ -281,6 +281,14 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
  * memory. A persisted one that a snapshot needs lives on as its file. Exclusive lock held. */
 bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment);
 
+/* Let a persisted segment of the window live in its mapped file `image`, and free its slot. False
+ * where it is no such: not persisted yet, in a file already, or aged out. Exclusive lock held. */
+bool pe_ring_spill_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
+                           const uint8_t *image);
+
+/* Count the free slots that have memory, and all slots that have. Shared lock held. */
+void pe_ring_count_slots(const struct pe_ring *ring, uint64_t *ready, uint64_t *reserved);
+
 static inline uint64_t pe_ring_index(const struct pe_ring *ring, uint64_t lane, uint64_t segment) {
   return lane * ring->control->table_length + (segment & (ring->control->table_length - 1));
 }

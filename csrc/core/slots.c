@@ -1,4 +1,4 @@
-/* Where segments live: slots given memory, opened, released and freed; holds of pending snapshots. */
+/* Where segments live: slots given memory, opened, spilled, released; holds of pending snapshots. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -88,6 +88,35 @@ bool pe_ring_release_segment(struct pe_ring *ring, uint64_t lane, uint64_t segme
   return true;
 }
 
+bool pe_ring_spill_segment(struct pe_ring *ring, uint64_t lane, uint64_t segment,
+                           const uint8_t *image) {
+  struct pe_ring_control *control = ring->control;
+  struct pe_table_entry *entry = pe_control_entry(control, lane, segment);
+  const uint64_t index = pe_ring_index(ring, lane, segment);
+  const uint64_t place = atomic_load_explicit(&entry->place, memory_order_relaxed);
+  if (atomic_load_explicit(&entry->segment_plus_one, memory_order_relaxed) != segment + 1 ||
+      place == PE_PLACE_NONE || place == PE_PLACE_FILE ||
+      (segment + 1) << ring->segment_shift <= pe_lane_tail(ring, lane))
+    return false;
+  const uint64_t slot = place - 1;
+  const uint64_t word =
+      atomic_load_explicit(pe_control_word(control, slot), memory_order_acquire);
+  if (word != pe_word(segment * control->lanes + lane, PE_SLOT_PERSISTED)) return false;
+  pe_control_set_file(entry, pe_control_slot_file(control, slot));
+  ring->images[index] = image;
+  ring->is_file[index] = true;
+  ring->file_count++;
+  free_slot(ring, slot);
+  return true;
+}
+
+void pe_ring_count_slots(const struct pe_ring *ring, uint64_t *ready, uint64_t *reserved) {
+  *ready = *reserved = 0;
+  for (uint64_t i = 0; i < ring->free_count; i++) *ready += ring->is_reserved[ring->free_slots[i]];
+  for (uint64_t slot = 0; slot < ring->control->slot_count; slot++)
+    *reserved += ring->is_reserved[slot];
+}
+
 /* Free aged-out slots that no pending snapshot holds any more. */
 static void collect_slots(struct pe_ring *ring) {
   struct pe_ring_control *control = ring->control;
@@ -145,16 +174,14 @@ static uint64_t take_free(struct pe_ring *ring, int64_t at) {
 }
 
 static enum pe_status reserve_one(struct pe_ring *ring, uint64_t ahead, struct pe_fault *fault) {
-  uint64_t reserved = 0;
-  bool all = true;
+  uint64_t ready, reserved;
   enum pe_status status = pe_ring_lock(ring);
   if (status != PE_OK) return status;
-  for (uint64_t i = 0; i < ring->free_count; i++) reserved += ring->is_reserved[ring->free_slots[i]];
-  for (uint64_t slot = 0; slot < ring->control->slot_count; slot++) all &= ring->is_reserved[slot];
-  const int64_t at = reserved < ahead ? choose_free(ring, false) : -1;
+  pe_ring_count_slots(ring, &ready, &reserved);
+  const int64_t at = ready < ahead ? choose_free(ring, false) : -1;
   const uint64_t slot = at < 0 ? 0 : take_free(ring, at);
   pe_ring_unlock(ring);
-  if (at < 0) return all ? PE_EMPTY : PE_NO_SLOT;
+  if (at < 0) return reserved == ring->control->slot_count ? PE_EMPTY : PE_NO_SLOT;
 
   const int error = reserve_slot(ring, slot);
   status = pe_ring_lock(ring);
@@ -180,8 +207,11 @@ enum pe_status pe_ring_open_segment(struct pe_ring *ring, uint64_t lane, uint64_
                                     uint8_t **image, struct pe_fault *fault) {
   struct pe_ring_control *control = ring->control;
   if (!entry_is_reusable(ring, lane, segment)) return PE_NO_SLOT;
-  if (ring->free_count == 0) collect_slots(ring);
   int64_t at = choose_free(ring, true);
+  if (at < 0) { /* before more memory is asked for, which may have ended */
+    collect_slots(ring);
+    at = choose_free(ring, true);
+  }
   if (at < 0) at = choose_free(ring, false);
   if (at < 0) return PE_NO_SLOT;
   const uint64_t slot = ring->free_slots[at];

@@ -97,13 +97,13 @@ class RingCore:
     ) -> int:
         """Append steps [done, steps); return how many are done (fewer: no slot is free).
 
-        BrokenStack, with the ring unchanged.
+        BrokenStack, with the ring unchanged. NoMemory from a call that gets no further than `done`.
         """
     def append_exact(self, fields: dict[str, Any], mask: Any, has_steps: bool, lane: int) -> int:
         """Append one step, or steps, given exactly; `lane` -1: to all of them.
 
-        Returns how many steps are left: more than 0 where no slot is free. -1: look closer, nothing
-        was done. BrokenStack, likewise.
+        Returns how many steps are left: more than 0 where no slot is free, or no memory for one.
+        -1: look closer, nothing was done. BrokenStack, likewise.
         """
     asks_for_memory: bool
     """Whether a slot was left without memory for want of `allow_bytes`."""
@@ -114,6 +114,8 @@ class RingCore:
 
         NoMemory where none can be had now; None after a close too.
         """
+    def slots(self) -> tuple[int, int]:
+        """Return how many slots have memory: those that are free, and all."""
     def break_lanes(self, lane_begin: int, lane_count: int) -> None: ...
     def hold(self, words: Buffer, offset: int, sequence: int) -> None:
         """Inside `locked`: register a pending snapshot; `words` stays taken until `drop_holds`."""
@@ -234,6 +236,10 @@ class RingCore:
     def map_segment(
         self, lane: int, segment: int, address: int, record: tuple[int, ...]
     ) -> None: ...
+    def spill_segment(self, lane: int, segment: int, address: int) -> bool:
+        """Let a PERSISTED segment of the window live in its file mapped at `address`; its slot is
+        free then. False where it is none: not PERSISTED, in a file already, or aged out.
+        """
     def open_segment(self, lane: int, segment: int) -> int | None:
         """Open a slot; return the offset of its image. None: see `asks_for_memory`."""
     def verify_blocks(self, lane: int, segment: int, first: int, end: int) -> None:

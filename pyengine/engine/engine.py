@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine import config, errors
 from pyengine.catalog import quarantine, scan
+from pyengine.catalog.pool import pool_directory
 from pyengine.engine import settings
 from pyengine.engine.at_exit import close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
@@ -49,7 +50,7 @@ class SnapshotEngine(Lifetime):
     ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
     next call, or logged, by `on_error` (StaleGenerationError is always raised); one that was given
     up so that training could go on is logged, and an error only for who waits for it. `on_damage`
-    says what becomes of rows whose block of a restored segment file turns out to be damaged when it
+    says what becomes of rows whose block of a mapped segment file turns out to be damaged when it
     is first touched: an error each time ("raise"), or they leave the ring, loudly, and the run goes
     on without them ("drop"; see `ReplayBuffer.dropped`). `fresh=True` begins anew in a directory
     that holds snapshots; `strict=True` makes a ring that will not fit into memory an error at
@@ -175,15 +176,24 @@ class SnapshotEngine(Lifetime):
         one, may raise to refuse a saved state before a restore changes anything. Returns the
         engine. Raises ConfigError for a name in use or an object under two names, UntrackableError
         for an object that cannot be restored in place, CaptureError for a container that holds what
-        cannot be saved, RingInUseError for a ring that another engine tracks; nothing was added
+        cannot be saved, RingInUseError for a ring that another engine tracks; ConfigError for one
+        with a memory limit where the run is on a network or FUSE file system. Nothing was added
         then.
         """
         session = self._live()
         components, rings = self._tracked.build(objects)
+        is_mappable = bool(rings) and not is_remote(session.run_dir)
         bound: list[Any] = []
         try:
             for name, ring in rings.items():
-                ring.bind(self._owner, name, line=session.control.line, strict=self._strict)
+                ring.bind(
+                    self._owner,
+                    name,
+                    line=session.control.line,
+                    strict=self._strict,
+                    pool=pool_directory(session.run_dir, name) if is_mappable else None,
+                    on_damage=self._on_damage,
+                )
                 bound.append(ring)
         except BaseException:
             for ring in bound:

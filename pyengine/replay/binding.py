@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine._native.ring import exchange
-from pyengine.errors import ClosedError, ForkedProcessError, RingInUseError
+from pyengine.errors import ClosedError, ConfigError, ForkedProcessError, RingInUseError
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.counts import as_count
 from pyengine.format.schema import FieldLike, Schema
@@ -48,15 +48,18 @@ class RingBinding:
         capacity: int,
         num_lanes: int,
         seed: int | None,
+        memory_limit: int | None,
     ) -> None:
         self.schema = schema if isinstance(schema, Schema) else Schema(schema)
         self._schema_record = self.schema.to_record()
-        self._plan = plan_ring(self.schema, capacity, num_lanes)
+        self._plan = plan_ring(self.schema, capacity, num_lanes, memory_limit)
         self.capacity = self._plan.capacity
         self.num_envs = self._plan.num_lanes
         self._label = "replay"
         self._line = 0
         self._owner: SlotOwner | None = None
+        self._pool: str | None = None
+        self._on_damage: OnDamage = "raise"
         self._storage: Storage | None = None
         # Entered again by a signal handler that needs the storage its own thread is just making.
         self._making = threading.RLock()
@@ -125,6 +128,8 @@ class RingBinding:
     def _new_storage(self, line: int) -> Storage:
         storage = Storage(self._plan, label=self._label, line=line)
         storage.core.seed_state = self._seed_state
+        storage.spiller.pool = self._pool
+        storage.on_damage = self._on_damage
         return storage
 
     def _use(self, call: Callable[[Storage], T]) -> T:
@@ -152,14 +157,36 @@ class RingBinding:
     def _windows(self) -> list[tuple[int, int]]:
         return self._look(Storage.windows) or [(0, 0)] * self.num_envs
 
-    def bind(self, owner: SlotOwner, label: str, *, line: int = 0, strict: bool = False) -> None:
+    def bind(
+        self,
+        owner: SlotOwner,
+        label: str,
+        *,
+        line: int = 0,
+        strict: bool = False,
+        pool: str | None = None,
+        on_damage: OnDamage = "raise",
+    ) -> None:
         """Let an engine persist this ring under `label`. RingInUseError for a second engine.
+
+        `pool` is the directory that its segment files get into, where they can be mapped: segments
+        may live there then, and what of them is damaged is dealt with by `on_damage`. ConfigError
+        for a ring with a memory limit without one.
 
         Compares what all tracked rings of this process have still to take with the shared memory
         that is left: a warning that names the row at which it will end, or SharedMemoryError with
         `strict`.
         """
         self._check_usable()
+        if self._plan.memory_limit is not None and pool is None:
+            raise ConfigError(
+                f"{label}: memory_limit needs segment files that can be mapped, and the run is on "
+                "a network or FUSE file system, where maps may go stale; put the run on a local "
+                "disk, or leave memory_limit out",
+                field="memory_limit",
+                expected="a run directory on a local file system",
+                got=self._plan.memory_limit,
+            )
         if self._owner is not None and self._owner is not owner:
             raise RingInUseError(
                 f"the ring {label!r} is already tracked by another engine; one ring has one engine"
@@ -168,21 +195,30 @@ class RingBinding:
             # First, so that of two rings bound at once each counts the other.
             add_demand(self)
             try:
-                check_demand(self, label, strict=strict)
+                check_demand(self, label, strict=strict, has_files=pool is not None)
             except BaseException:
                 drop_demand(self)
                 raise
         self._owner = owner
         self._label = label
+        self._on_damage = on_damage
+        self._set_pool(pool)
         self.set_line(line)
 
     def unbind(self, owner: SlotOwner) -> None:
         """End the engine's interest; pending snapshots no longer hold the ring."""
         if self._owner is owner:
             self._owner = None
+            self._set_pool(None)
             drop_demand(self)
             if self._storage is not None:
                 self._storage.core.drop_holds()
+
+    def _set_pool(self, pool: str | None) -> None:
+        self._pool = pool
+        if self._storage is not None:
+            self._storage.spiller.pool = pool
+            self._storage.on_damage = self._on_damage
 
     def set_line(self, line: int) -> None:
         """Set the line that new segments are written under."""
@@ -243,11 +279,11 @@ class RingBinding:
 
     @property
     def may_drop(self) -> bool:
-        """Whether rows were dropped, or may be as long as files are mapped."""
+        """Whether rows were dropped, or may be as long as files are mapped, or can be."""
         storage = self._storage
         if storage is None:
             return False
-        is_open = storage.on_damage == "drop" and bool(storage.mapped)
+        is_open = storage.on_damage == "drop" and bool(storage.mapped or storage.spiller.pool)
         return is_open or storage.core.dropped_rows > 0
 
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
@@ -397,8 +433,13 @@ class RingBinding:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of shared memory that the ring takes when it is full."""
+        """Bytes of shared memory that the ring takes when it is full, or at its limit."""
         return self._plan.arena_bytes
+
+    @property
+    def rows_in_memory(self) -> int:
+        """How many rows that memory holds at once."""
+        return self._plan.rows_in_memory
 
     def untaken_bytes(self) -> int:
         """Return how many of them it has not taken yet; 0 for a closed or forked ring."""

@@ -21,10 +21,14 @@ class Demanding(Protocol):
 
     @property
     def whole_bytes(self) -> int:
-        """The bytes of the whole ring."""
+        """The bytes of memory of the whole ring, or of as much of it as its limit allows."""
+
+    @property
+    def rows_in_memory(self) -> int:
+        """The rows that lie in them."""
 
     def untaken_bytes(self) -> int:
-        """Return the bytes of the whole ring that it has not taken yet; 0 once it is no longer."""
+        """Return the bytes of those that it has not taken yet; 0 once it is no longer."""
 
 
 _tracked: dict[int, weakref.ref[Demanding]] = {}
@@ -47,10 +51,11 @@ def promised_bytes() -> int:
     return sum(ring.untaken_bytes() for ring in rings if ring is not None)
 
 
-def check_demand(ring: Demanding, label: str, *, strict: bool) -> None:
+def check_demand(ring: Demanding, label: str, *, strict: bool, has_files: bool = False) -> None:
     """Warn, or with `strict` raise SharedMemoryError, where the rings and `ring` will not fit.
 
-    Names the row of `ring` at which memory will end, all of them filling up alike.
+    Names the row of `ring` at which memory will end, all of them filling up alike; `has_files`:
+    its oldest rows live in files from there on.
     """
     own = ring.untaken_bytes()
     others = [other() for other in list(_tracked.values())]
@@ -59,11 +64,13 @@ def check_demand(ring: Demanding, label: str, *, strict: bool) -> None:
     if own == 0 or needed <= free:
         return
     filled = ring.whole_bytes - own + own * free // needed
-    row = ring.capacity * filled // ring.whole_bytes
+    row = ring.rows_in_memory * filled // ring.whole_bytes
     message = (
         f"{label}: the rings have {needed >> 20} MiB of shared memory still to take, "
         f"{free >> 20} MiB are free: memory will end at about row {row} of {ring.capacity}"
     )
+    if has_files:
+        message += "; from there on the oldest rows are read from their files, as the disk allows"
     if strict:
         raise SharedMemoryError(message, needed_bytes=needed, free_bytes=free)
     logger.warning("%s", message)

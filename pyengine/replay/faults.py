@@ -87,6 +87,43 @@ def no_memory_error(label: str, storage: Storage, fault: NoMemory) -> SharedMemo
     )
 
 
+def no_slot_error(
+    label: str, storage: Storage, cause: str, refusal: SharedMemoryError | None
+) -> SharedMemoryError:
+    """Return the error for a row that no slot became free for; `refusal` is why none was made."""
+    limit, stuck = storage.plan.memory_limit, storage.spiller.cause
+    if stuck:
+        cause += f"; segments could not leave memory: {stuck}"
+    if refusal is not None:
+        return SharedMemoryError(
+            f"{refusal}; {cause}",
+            needed_bytes=refusal.needed_bytes,
+            free_bytes=refusal.free_bytes,
+        )
+    bounded = "" if limit is None else f" and memory_limit={limit} allows no more"
+    return SharedMemoryError(
+        f"{label}: every segment slot is in use{bounded}; {cause}",
+        needed_bytes=storage.plan.layout.file_bytes,
+        free_bytes=0,
+    )
+
+
+def limit_error(label: str, storage: Storage, is_tracked: bool) -> SharedMemoryError:
+    """Return the error for a limited ring that has no files to let its segments live in."""
+    what = (
+        "the run of its engine has not begun: call engine.restore()"
+        if is_tracked
+        else "no engine tracks the ring: engine.track(...) it"
+    )
+    return SharedMemoryError(
+        f"{label}: memory_limit={storage.plan.memory_limit} is reached, and segments beyond it "
+        f"live in the files of an engine's run, but {what} before so many rows are added; the row "
+        "was not added",
+        needed_bytes=storage.plan.layout.file_bytes,
+        free_bytes=0,
+    )
+
+
 def broken_stack_error(schema: Schema, fault: BrokenStack) -> BrokenStackError:
     """Return the error for a next observation that does not follow."""
     pair = schema.stacks[fault.pair]

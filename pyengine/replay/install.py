@@ -18,10 +18,9 @@ from pyengine._native.ring import BlockFault, RingCore
 from pyengine.errors import ClosedError, DamageError, ForkedProcessError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.document import INTEGER_MAX
-from pyengine.format.segment import KIND_SEGMENT
 from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
-from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles
+from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles, holds_segment
 from pyengine.replay.storage import Storage
 
 _FILES_AHEAD = 3
@@ -224,18 +223,16 @@ def _map_full(storage: Storage, opened: SegmentFiles, header: BufferHeader, exte
     if storage.paths.get(key) == path:
         return
     mapping, found = opened.map(extent.file)
-    run = found.runs[0]  # parse_header refuses a file without one
     is_image = (
-        found.kind == KIND_SEGMENT
-        and (found.row_capacity, found.row_count) == (rows, rows)
-        and (run.lane, run.first_row) == (lane, segment * rows)
-        and extent.first_row - extent.file_row == run.first_row
+        holds_segment(found, storage.plan, lane, segment)
+        and extent.first_row - extent.file_row == segment * rows
         and extent.file_row + extent.row_count <= rows
         and (segment + 1) * rows <= header.lanes[lane].total_count
         and key not in storage.paths
     )
     if not is_image:
         mapping.close()
+        run = found.runs[0]
         raise DamageError(
             f"{path}: does not hold segment {segment} of lane {lane}, as the buffer header says",
             path=path,

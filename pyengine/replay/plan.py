@@ -19,17 +19,23 @@ from pyengine.format.segment import (
     round_to_page,
     segment_rows,
 )
+from pyengine.shm.headroom import most_mappings
 
 _LANES_MAX = (1 << 32) - 1
 _MANY_LANES = 256
 _MEMORY_RATIO = 1.5
 _WORTH_A_WARNING_BYTES = 64 * 1024 * 1024
 _MANY_FILES = 1024
+_OTHER_MAPPINGS = 4096
+"""Left to the rest of the process, which has 426 with torch for the CPU (2026-11-30)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """The sizes of a ring. `mutable_offsets` are byte offsets in the arena, one a mutable field."""
+    """The sizes of a ring. `mutable_offsets` are byte offsets in the arena, one a mutable field.
+
+    `memory_limit` is None where all segments of a full ring have slots.
+    """
 
     schema: Schema
     capacity: int
@@ -40,6 +46,7 @@ class RingPlan:
     mutable_bytes: int
     mutable_offsets: tuple[int, ...]
     arena_bytes: int
+    memory_limit: int | None
 
     @property
     def segment_rows(self) -> int:
@@ -50,6 +57,13 @@ class RingPlan:
     def segment_count(self) -> int:
         """How many segments hold a full window: files, of which each snapshot names every one."""
         return self.num_lanes * -(-self.rows_per_lane // self.segment_rows)
+
+    @property
+    def rows_in_memory(self) -> int:
+        """How many rows the slots hold, those of the open segments and of spares not counted."""
+        if self.memory_limit is None:
+            return self.capacity
+        return (self.slot_count - _least_slots(self.schema, self.num_lanes)) * self.segment_rows
 
     def control_sizes(self) -> tuple[int, int, int, int, int, int, int]:
         """Return the arguments of RingControl.create and plan_bytes."""
@@ -64,8 +78,13 @@ class RingPlan:
         )
 
 
-def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
-    """Return the plan; ConfigError for counts that cannot work, a warning for wasted memory."""
+def plan_ring(
+    schema: Schema, capacity: int, num_lanes: int, memory_limit: int | None = None
+) -> RingPlan:
+    """Return the plan; ConfigError for counts that cannot work, a warning for wasted memory.
+
+    `memory_limit`: bytes that the slots take at most.
+    """
     capacity = as_count("capacity", capacity, least=1)
     num_lanes = as_count("num_envs", num_lanes, least=1, most=_LANES_MAX)
     if capacity % num_lanes:
@@ -80,10 +99,13 @@ def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
     per_lane = capacity // num_lanes
     rows = segment_rows(schema.row_bytes, per_lane)
     layout = plan_layout(schema.append_fields, rows)
-    slot_count = (-(-per_lane // rows) + 1) * num_lanes + max(2, num_lanes // 4)
     if schema.stacks:
         _check_stacks(schema, capacity, num_lanes, rows)
-        slot_count += num_lanes  # opening rows may reach into one segment more
+    slot_count = -(-per_lane // rows) * num_lanes + _least_slots(schema, num_lanes)
+    if memory_limit is not None:
+        limited = _limited_slots(schema, num_lanes, layout, memory_limit, slot_count)
+        memory_limit = memory_limit if limited < slot_count else None
+        slot_count = limited
     fields = schema.mutable_fields
     mutable_bytes, starts = _place_mutables(fields, capacity)
     sizes = (num_lanes, per_lane, rows, slot_count, layout.file_bytes, layout.block_count)
@@ -108,9 +130,51 @@ def plan_ring(schema: Schema, capacity: int, num_lanes: int) -> RingPlan:
         mutable_bytes,
         tuple(mutable_offset + start for start in starts),
         arena_bytes,
+        memory_limit,
     )
+    if memory_limit is not None:
+        _check_mappings(plan)
     _warn_if_wasteful(plan)
     return plan
+
+
+def _least_slots(schema: Schema, num_lanes: int) -> int:
+    """Return the slots of open segments and the spares: without fewer no lane could go on."""
+    # Opening rows of a stack may reach into one segment more.
+    return num_lanes * (2 if schema.stacks else 1) + max(2, num_lanes // 4)
+
+
+def _limited_slots(
+    schema: Schema, num_lanes: int, layout: SegmentLayout, memory_limit: int, whole: int
+) -> int:
+    """Return how many slots fit a limit, at most `whole`; ConfigError where too few do."""
+    memory_limit = as_count("memory_limit", memory_limit)
+    least = _least_slots(schema, num_lanes)
+    if memory_limit // layout.file_bytes < least:
+        needed = least * layout.file_bytes
+        raise ConfigError(
+            f"memory_limit={memory_limit}: {num_lanes} lanes need at least {least} segments of "
+            f"{layout.file_bytes} bytes in memory, {needed} bytes; fewer lanes, or a smaller "
+            "capacity, which has smaller segments, need less",
+            field="memory_limit",
+            expected=f"at least {needed}",
+            got=memory_limit,
+        )
+    return min(whole, memory_limit // layout.file_bytes)
+
+
+def _check_mappings(plan: RingPlan) -> None:
+    """Raise ConfigError where the process could not map all files of the ring."""
+    most = most_mappings()
+    if plan.segment_count + _OTHER_MAPPINGS > most:
+        raise ConfigError(
+            f"memory_limit: the ring's {plan.segment_count} segment files are mapped, and a "
+            f"process has at most {most} mappings here; raise vm.max_map_count, or use fewer lanes "
+            "with rows of shape (num_envs, *shape)",
+            field="memory_limit",
+            expected=f"vm.max_map_count of at least {plan.segment_count + _OTHER_MAPPINGS}",
+            got=most,
+        )
 
 
 def _check_stacks(schema: Schema, capacity: int, num_lanes: int, rows: int) -> None:

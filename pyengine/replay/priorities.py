@@ -72,6 +72,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         stratified: bool = True,
         normalize: Literal["buffer", "batch"] = "buffer",
         slot_wait: float = SLOT_WAIT_SECONDS,
+        memory_limit: int | None = None,
     ) -> None:
         given = schema if isinstance(schema, Schema) else Schema(schema)
         _check_names(given)
@@ -88,7 +89,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._is_stratified = bool(stratified)
         self._is_by_batch = normalize == "batch"
         super().__init__(
-            given.with_priorities(), capacity, num_envs=num_envs, seed=seed, slot_wait=slot_wait
+            given.with_priorities(),
+            capacity,
+            num_envs=num_envs,
+            seed=seed,
+            slot_wait=slot_wait,
+            memory_limit=memory_limit,
         )
 
     @property

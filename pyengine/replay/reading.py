@@ -48,8 +48,9 @@ class RingReading(RingBinding):
         capacity: int,
         num_lanes: int,
         seed: int | None,
+        memory_limit: int | None,
     ) -> None:
-        super().__init__(schema, capacity, num_lanes, seed)
+        super().__init__(schema, capacity, num_lanes, seed, memory_limit)
         self._outputs = Outputs(self.schema)
 
     def close(self) -> None:

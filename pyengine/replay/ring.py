@@ -20,11 +20,17 @@ from pyengine.errors import (
     FieldShapeError,
     ImmutableFieldError,
     MissingFieldError,
+    SharedMemoryError,
 )
 from pyengine.format.counts import as_seconds
 from pyengine.format.schema import FieldLike, Schema
 from pyengine.replay.column import Column
-from pyengine.replay.faults import broken_stack_error, no_memory_error
+from pyengine.replay.faults import (
+    broken_stack_error,
+    limit_error,
+    no_memory_error,
+    no_slot_error,
+)
 from pyengine.replay.places import find_places
 from pyengine.replay.reading import Array, no_row_yet
 from pyengine.replay.rows import as_mask, as_refs, as_rows, check_names, flatten, merge, to_array
@@ -42,11 +48,17 @@ class ReplayBuffer(RingSequences):
     system). `slot_wait` bounds how long `add` waits for memory that a pending snapshot still needs.
 
     Memory is reserved at the first append, a segment at a time: SharedMemoryError names the bytes
-    needed and free, never SIGBUS. Threads may add, sample, update, restore and close at once. In a
+    needed and free, never SIGBUS. Where an engine tracks the ring, on a local file system, the
+    oldest rows live in their segment files instead once memory ends, or `memory_limit` bytes of it:
+    they are sampled, saved and restored as before, verified when first touched, at the disk's
+    speed. The limit is for rows, in whole segments. On top come the tables (1/700 of the rows of
+    the full ring or less, unless it is very small), mutable fields, and while a restore exchanges
+    the rows what they took before. Threads may add, sample, update, restore and close at once. In a
     forked child the ring is inert. `close()` frees the memory; so does the end of the process,
     however it comes.
 
-    Raises SchemaError, ConfigError naming the argument, expected and got.
+    Raises SchemaError, ConfigError naming the argument, expected and got: for a limit below what
+    open segments and spares of all lanes need, too.
     """
 
     def __init__(
@@ -57,8 +69,9 @@ class ReplayBuffer(RingSequences):
         num_envs: int = 1,
         seed: int | None = None,
         slot_wait: float = SLOT_WAIT_SECONDS,
+        memory_limit: int | None = None,
     ) -> None:
-        super().__init__(schema, capacity, num_envs, seed)
+        super().__init__(schema, capacity, num_envs, seed, memory_limit)
         self.slot_wait = as_seconds("slot_wait", slot_wait)
         self.wait_count = 0
         self.wait_seconds = 0.0
@@ -87,7 +100,9 @@ class ReplayBuffer(RingSequences):
         Raises RowError (see pyengine.errors) naming field, expected and got, with the ring
         unchanged; SharedMemoryError where memory ends. Blocks only while every slot is held by a
         pending snapshot, up to `slot_wait` seconds, after which that snapshot is cancelled; one
-        that is just being committed is waited for a minute more.
+        that is just being committed is waited for a minute more. Where memory has ended, or its
+        limit, a slot is free as soon as the disk has its segment: up to a minute for each, after
+        `slot_wait`.
         """
         self._add(merge(rows, fields), mask)
 
@@ -144,8 +159,6 @@ class ReplayBuffer(RingSequences):
             return -1
         try:
             left = storage.core.append_exact(fields, mask, has_steps, -1 if lane is None else lane)
-        except NoMemory as fault:
-            raise no_memory_error(self._label, storage, fault) from None
         except BrokenStack as fault:
             raise broken_stack_error(self.schema, fault) from None
         if storage.mapped:
@@ -166,37 +179,67 @@ class ReplayBuffer(RingSequences):
         allowed = None if mask is None else as_mask(mask, lead)
         count = 1 if steps is None else steps
         done = 0 if left < 0 else count - left
+        refusal: SharedMemoryError | None = None
 
         def append(storage: Storage) -> int:
-            nonlocal done
-            try:
-                done = storage.core.append(values, lane or 0, lanes, count, done, allowed)
-            except NoMemory as fault:
-                raise no_memory_error(self._label, storage, fault) from None
-            except BrokenStack as fault:
-                raise broken_stack_error(self.schema, fault) from None
-            if done < count and storage.core.asks_for_memory:
-                storage.allow_memory(self._label)
-                return append(storage)
+            nonlocal done, refusal
+            while done < count:
+                before, refusal = done, None
+                try:
+                    done = storage.core.append(values, lane or 0, lanes, count, done, allowed)
+                    if done == before and storage.core.asks_for_memory:
+                        storage.allow_memory(self._label)
+                        continue
+                except NoMemory as fault:
+                    refusal = no_memory_error(self._label, storage, fault)
+                except SharedMemoryError as error:
+                    refusal = error
+                except BrokenStack as fault:
+                    raise broken_stack_error(self.schema, fault) from None
+                # What stops it is told by a call that gets no further.
+                if done == before and not self._spill(storage, refusal):
+                    break
             return done
 
         def go_on() -> bool:
             return self._use(append) == count
 
+        def give_up(cause: str) -> Exception:
+            return self._use(lambda storage: no_slot_error(self._label, storage, cause, refusal))
+
         if not go_on():
-            self._wait_for_slot(go_on)
+            self._wait_for_slot(go_on, give_up)
         self._drop_retired()
 
-    def _wait_for_slot(self, go_on: Callable[[], bool]) -> None:
+    def _spill(self, storage: Storage, refusal: SharedMemoryError | None) -> bool:
+        """Free slots where memory, or the ring's limit of it, has none left; whether one was freed.
+
+        `refusal` is why no slot got memory. Raises where none can become free: waiting is in vain.
+        """
+        is_limited = storage.plan.memory_limit is not None
+        if refusal is None and not is_limited:
+            return False  # pending snapshots hold slots: they, not rows of the window, are to go
+        if storage.spill():
+            return True
+        if refusal is not None and not storage.spiller.unwritten():
+            raise refusal
+        if is_limited and not storage.spiller.is_possible:
+            raise limit_error(self._label, storage, self._owner is not None)
+        return False
+
+    def _wait_for_slot(
+        self, go_on: Callable[[], bool], give_up: Callable[[str], Exception]
+    ) -> None:
         began = time.monotonic()
         self.wait_count += 1
         try:
             wait_for_slot(
                 go_on,
                 lambda: self._owner,
+                lambda: self._look(lambda storage: storage.spiller.unwritten()) or 0,
                 label=self._label,
                 bound_seconds=self.slot_wait,
-                slot_bytes=self._plan.layout.file_bytes,
+                give_up=give_up,
             )
         finally:
             self.wait_seconds += time.monotonic() - began

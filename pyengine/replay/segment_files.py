@@ -20,6 +20,7 @@ from pyengine._native.mapping import Mapping as MemoryMapping
 from pyengine.errors import DamageError, TruncatedFileError
 from pyengine.format.frame import FullHeaders, read_frame, read_full_frame, read_into
 from pyengine.format.segment import (
+    KIND_SEGMENT,
     FieldRegion,
     SegmentHeader,
     SegmentLayout,
@@ -146,6 +147,16 @@ class OpenFile:
                 error = _damage(self.path, offset, expected, got)
             drop_cache(self._fd)
         return _Block(number, data, error)
+
+
+def holds_segment(header: SegmentHeader, plan: RingPlan, lane: int, segment: int) -> bool:
+    """Whether a file with this header is the image of a whole segment of a ring."""
+    rows, run = plan.segment_rows, header.runs[0]  # parse_header refuses a file without one
+    return (
+        header.kind == KIND_SEGMENT
+        and (header.row_capacity, header.row_count) == (rows, rows)
+        and (run.lane, run.first_row) == (lane, segment * rows)
+    )
 
 
 def _damage(path: str, offset: int, expected: int, got: int) -> DamageError:

@@ -1,4 +1,4 @@
-"""The memory of a ring: arena, control block, native core, and the files mapped after a restore.
+"""The memory of a ring: arena, control block, native core, and the files that segments live in.
 
 Made at the first append or by a restore, gone at close. The writer process shares arena and seal
 event through their descriptors; everything else here is private to this process.
@@ -24,11 +24,9 @@ from pyengine.fs.forking import register_for_child
 from pyengine.replay.allowance import allow_memory
 from pyengine.replay.faults import no_memory_error
 from pyengine.replay.plan import RingPlan, default_bytes, default_value, numpy_dtype
+from pyengine.replay.reserving import keep_slots_ready, slots_ahead
+from pyengine.replay.spilling import Spiller
 from pyengine.shm.arena import Arena
-
-_RESERVE_AHEAD_BYTES = 32 * 1024 * 1024
-_RESERVE_POLL_SECONDS = 0.02
-_RETRY_SECONDS = 1.0
 
 
 class Storage:
@@ -60,6 +58,7 @@ class Storage:
             self.core = self._open_core()
             self.core.allow_bytes(0)  # the first slot asks
             self._fill_defaults()
+            self.spiller = Spiller(plan, self.core, self.control, self.mapped, self.paths)
         except BaseException:
             self.close()
             raise
@@ -157,6 +156,11 @@ class Storage:
         plan = self.plan
         allow_memory(self.core, plan.layout.file_bytes, label, lanes=plan.num_lanes)
 
+    def spill(self) -> bool:
+        """Free slots that are missing by letting segments live in their files; whether one was."""
+        missing = self.spiller.missing(slots_ahead(self.plan.layout.file_bytes))
+        return missing > 0 and self.spiller.spill(missing) > 0
+
     def open_segment(self, lane: int, segment: int, label: str) -> int:
         """Open a slot for a restore; return the offset of its image. SharedMemoryError."""
         while True:
@@ -203,39 +207,12 @@ class Storage:
         self.seal_event = -1
 
     def start_reserving(self) -> None:
-        """Give slots memory ahead of the head: page faults cost more than the copies into them.
-
-        From here on a thread takes and returns free slots, until `close`.
-        """
+        """Have slots ready ahead of the head: from here on a thread does so, until `close`."""
         with contextlib.suppress(SharedMemoryError):  # the append that needs it says so itself
             self.allow_memory("reserving ahead")
-        ahead = max(1, _RESERVE_AHEAD_BYTES // self.plan.layout.file_bytes)
         threading.Thread(
-            target=_reserve_ahead,
-            args=(weakref.ref(self.core), self._closing, ahead, self.plan),
+            target=keep_slots_ready,
+            args=(weakref.ref(self), self._closing),
             name="pyengine-reserve",
             daemon=True,
         ).start()
-
-
-def _reserve_ahead(
-    core: weakref.ref[RingCore], closing: threading.Event, ahead: int, plan: RingPlan
-) -> None:
-    while not closing.wait(_RESERVE_POLL_SECONDS):
-        live = core()
-        if live is None:
-            return
-        given: bool | None = True
-        try:
-            while given and not closing.is_set():
-                given = live.reserve_ahead(ahead)
-                if given is False and live.asks_for_memory:
-                    slot_bytes = plan.layout.file_bytes
-                    allow_memory(live, slot_bytes, "reserving ahead", lanes=plan.num_lanes)
-                    given = True
-        # Others may let go of some; an append that needs it now says so itself.
-        except (NoMemory, SharedMemoryError):
-            closing.wait(_RETRY_SECONDS)
-        del live
-        if given is None:
-            return

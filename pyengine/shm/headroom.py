@@ -46,6 +46,12 @@ def headroom(
     return max(0, min(free))
 
 
+def most_mappings(proc: str = "/proc") -> int:
+    """Return how many mappings a process may have; files that are mapped count."""
+    found = _number(f"{proc}/sys/vm/max_map_count")
+    return UNLIMITED if found is None else found
+
+
 def _mount_free(directory: str) -> int:
     try:
         room = os.statvfs(directory)

@@ -82,7 +82,6 @@ class PieceFinder:
         self._cut = cut
         self._files: dict[Piece, FileRecordTuple] = {}
         self._open: list[OpenRows] = []
-        self._restored: dict[int, int] = {}
         self.slots: set[tuple[str, int]] = set()
         """(ring, slot) of the open rows, pinned until the caller is done with them."""
 
@@ -137,9 +136,6 @@ class PieceFinder:
             <= (first_row + row_count)
         ):
             raise SnapshotFailedError(f"ring {ring.name}: {pool_name(record)} lacks rows {piece}")
-        if found is None:
-            end = piece.first_row + piece.row_count
-            self._restored[piece.lane] = max(end, self._restored.get(piece.lane, 0))
         self._files[piece] = record
         return True
 
@@ -155,12 +151,11 @@ class PieceFinder:
 
     def _count_new_rows(self) -> int:
         """Rows that neither the snapshot before had nor a restore brought."""
-        former = self._ring.cut_totals or [0] * len(self._cut.lanes)
-        new_rows = 0
-        for lane, record in enumerate(self._cut.lanes):
-            restored = self._restored.get(lane, 0) if self._ring.cut_totals is None else 0
-            new_rows += max(0, record.total_count - max(record.tail, former[lane], restored))
-        return new_rows
+        former = self._ring.cut_totals or self._ring.restored_totals
+        return sum(
+            max(0, record.total_count - max(record.tail, known))
+            for record, known in zip(self._cut.lanes, former, strict=True)
+        )
 
 
 def buffer_header(

@@ -40,7 +40,9 @@ class RingView:
             self.schema.append_fields, self.control.segment_rows
         )
         self.directory = pool_directory(run_dir, name)
-        self.lines: set[int] = self._lines_of_files()
+        self.restored_totals = [0] * self.control.lanes
+        """Rows per lane that files held when the ring was handed over: a restore brought them."""
+        self.lines: set[int] = self._look_at_files()
         """Lines that files which the ring has or had were written under."""
         self.cut_totals: list[int] | None = None
         """Rows per lane that the newest committed snapshot ends with."""
@@ -96,7 +98,7 @@ class RingView:
             if self.control.slot_word(slot) == (key, SlotState.PERSISTED):
                 return record
 
-    def _lines_of_files(self) -> set[int]:
+    def _look_at_files(self) -> set[int]:
         control = self.control
         lines = {control.slot_file(slot)[0] for slot, _ in control.slots_in(SlotState.PERSISTED)}
         for lane in range(control.lanes):
@@ -106,6 +108,7 @@ class RingView:
                 place = control.place(lane, segment)
                 if isinstance(place, tuple):
                     lines.add(place[0])
+                    self.restored_totals[lane] = (segment + 1) * self.segment_rows
         return lines
 
     def take_back(self) -> None:

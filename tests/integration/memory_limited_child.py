@@ -1,7 +1,7 @@
-"""One life of a run in test_memory_limited: python memory_limited_child.py LIFE RUN [CGROUP]
+"""One life of a run in test_memory_limited: memory_limited_child.py LIFE RUN LIMIT [CGROUP]
 
 Joins the memory cgroup first, so that the ring, the mapped segments, the writer and everything
-imported are charged to it. Prints one JSON line.
+imported are charged to it. LIMIT is the ring's own, in bytes; 0: none. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and len(sys.argv) > 3:
-    (Path(sys.argv[3]) / "cgroup.procs").write_text(str(os.getpid()))
+if __name__ == "__main__" and len(sys.argv) > 4:
+    (Path(sys.argv[4]) / "cgroup.procs").write_text(str(os.getpid()))
 
 import numpy as np
 
@@ -28,9 +28,9 @@ SAMPLE = 256
 WAIT_SECONDS = 100.0
 
 
-def make_ring() -> pyengine.ReplayBuffer:
+def make_ring(limit_bytes: int) -> pyengine.ReplayBuffer:
     schema = pyengine.Schema({"number": "int64", "payload": ((WORDS,), "uint32")})
-    return pyengine.ReplayBuffer(schema, capacity=ROWS, seed=3)
+    return pyengine.ReplayBuffer(schema, capacity=ROWS, seed=3, memory_limit=limit_bytes or None)
 
 
 def add_rows(ring: pyengine.ReplayBuffer, first: int, count: int) -> None:
@@ -59,7 +59,11 @@ def private_bytes() -> int:
 
 
 def build(ring: pyengine.ReplayBuffer, engine: pyengine.SnapshotEngine) -> dict[str, Any]:
-    add_rows(ring, 0, ROWS)
+    engine.restore()
+    for first in range(0, ROWS, ROWS // 8):
+        add_rows(ring, first, ROWS // 8)
+        batch = ring.sample(SAMPLE)
+        assert (batch["payload"] == batch["number"][:, None]).all()
     return {"snapshot": engine.snapshot(1).wait(WAIT_SECONDS).name}
 
 
@@ -90,7 +94,8 @@ def check(ring: pyengine.ReplayBuffer, engine: pyengine.SnapshotEngine) -> dict[
 
 def main() -> None:
     lives = {"build": build, "carry_on": carry_on, "check": check}
-    with make_ring() as ring, pyengine.SnapshotEngine(sys.argv[2], keep_last=3) as engine:
+    ring = make_ring(int(sys.argv[3]))
+    with ring, pyengine.SnapshotEngine(sys.argv[2], keep_last=3) as engine:
         engine.track(replay=ring, counters={"step": 0})
         result = lives[sys.argv[1]](ring, engine)
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""A replay larger than the memory it may use: resume, train on and save while mapped."""
+"""A replay larger than the memory it may use: made there, or resumed; trained on and saved."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cgroups import memory_cgroup, oom_kills
 from memory_limited_child import OVERWRITTEN, ROW_BYTES, ROWS, SAMPLE
 
 LIMIT_BYTES = 400 * 1024 * 1024
+QUARTER_BYTES = ROWS * ROW_BYTES // 4
 PRIVATE_BYTES = 100_000_000
 CHILD = Path(__file__).with_name("memory_limited_child.py")
 
@@ -29,8 +30,11 @@ def limited_cgroup() -> Iterator[Path]:
         yield group
 
 
-def run_life(life: str, run: Path, cgroup: Path | None = None) -> dict[str, Any]:
-    command = [sys.executable, str(CHILD), life, str(run), *([str(cgroup)] if cgroup else [])]
+def run_life(
+    life: str, run: Path, cgroup: Path | None = None, *, ring_bytes: int = 0
+) -> dict[str, Any]:
+    command = [sys.executable, str(CHILD), life, str(run), str(ring_bytes)]
+    command += [str(cgroup)] if cgroup else []
     child = subprocess.run(command, capture_output=True, text=True)
     killed = f"; {oom_kills(cgroup)}" if cgroup else ""
     assert child.returncode == 0, f"{life} ended with {child.returncode}{killed}:\n{child.stderr}"
@@ -71,3 +75,20 @@ def test_a_replay_larger_than_memory_resumes_trains_and_saves(
     shutil.rmtree(first)
     assert run_life("check", run, limited_cgroup) == expected
     assert (run / "snapshots" / carried["snapshot"]).is_dir()
+
+
+@pytest.mark.parametrize("ring_bytes", [0, QUARTER_BYTES // 4])
+def test_a_replay_of_four_times_the_memory_is_made_saved_and_resumed_there(
+    tmp_path: Path, ring_bytes: int
+) -> None:
+    """With a limit of its own, and where nothing but the container ends it."""
+    run = tmp_path / "run"
+    with memory_cgroup(QUARTER_BYTES) as group:
+        run_life("build", run, group, ring_bytes=ring_bytes)
+        carried = run_life("carry_on", run, group, ring_bytes=ring_bytes)
+        assert carried["rows"] == ROWS
+        assert carried["sample_correct"]
+        assert disk_bytes(run) < 1.1 * (ROWS + OVERWRITTEN) * ROW_BYTES, "rows were written twice"
+        expected = {"next_step": 3, "correct": True, "total_count": ROWS + OVERWRITTEN}
+        assert run_life("check", run, group, ring_bytes=ring_bytes) == expected
+    shutil.rmtree(run)

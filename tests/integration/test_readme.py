@@ -19,7 +19,7 @@ gymnasium = pytest.importorskip("gymnasium")
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LOOP, PRIORITIES, CHECKS, READING, STACKS, SPANS, SB3, SB3_PHASES = BLOCKS
+LOOP, PRIORITIES, CHECKS, READING, LIMITED, STACKS, SPANS, SB3, SB3_PHASES = BLOCKS
 COMMANDS = re.findall(r"^    (make|pyengine) (\S+)(.*)$", README, re.MULTILINE)
 
 
@@ -114,6 +114,9 @@ def test_the_lines_for_priorities_run_as_shown() -> None:
 def test_what_spans_rows_runs_as_shown() -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync")
     scope: dict[str, Any] = {"pyengine": pyengine, "envs": envs}
+    exec("schema = pyengine.Schema.from_env(envs)\n" + LIMITED, scope)
+    assert scope["ring"].whole_bytes < 9 << 30
+    scope["ring"].close()
     exec(STACKS.replace("1_000_000", "8_000"), scope)
     obs, _ = envs.reset(seed=1)
     frames = np.zeros((8, 4), np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pyengine
-from pyengine.replay import storage as storage_module
+from pyengine.replay import reserving
 from pyengine.shm.states import SlotState
 
 LANES = 64
@@ -30,7 +30,7 @@ def test_each_open_segment_gets_a_slot_of_its_own(
         engine.restore()
         ring.extend(value=rows)
         engine.snapshot(1).wait(60)
-    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 0)
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -36,6 +36,8 @@ def check(state: State) -> None:
         place = state.places[row // ROWS]
         if place is None or (place != FILE and state.content[place][row % ROWS] != row):
             raise Broken(f"published row {row} is not there")
+        if place == FILE and row // ROWS not in state.pool:
+            raise Broken(f"published row {row} lives in a file that is not there")
 
 
 def check_end(state: State) -> None:

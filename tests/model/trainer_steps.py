@@ -57,6 +57,7 @@ class TrainerSteps(Machine):
 
     def _idle_trainer(self, state: State) -> Iterator[tuple[str, State]]:
         yield from self._age_out(state)
+        yield from self._spill(state)
         if state.total < self.limits.rows:
             if state.total % ROWS:
                 yield "trainer: appends", state._replace(trainer=("append", "write"))
@@ -144,6 +145,20 @@ class TrainerSteps(Machine):
                 "trainer: lets a segment go",
                 state._replace(places=put(state.places, segment, after), trainer=("free", place)),
             )
+
+    def _spill(self, state: State) -> Iterator[tuple[str, State]]:
+        """Let a segment of the window live in its file, as under a memory limit."""
+        for segment, place in enumerate(state.places):
+            if place is None or place == FILE or (segment + 1) * ROWS <= tail_of(state.total):
+                continue
+            _, slot_state = state.words[place]
+            if slot_state == PERSISTED or ("files first" in self.broken and slot_state == SEALED):
+                yield (
+                    "trainer: spills a segment",
+                    state._replace(
+                        places=put(state.places, segment, FILE), trainer=("free", place)
+                    ),
+                )
 
     def _cut(self, state: State, step: str) -> Iterator[tuple[str, State]]:
         sequence = state.staging[0]

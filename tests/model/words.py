@@ -23,6 +23,7 @@ RULES = (
     "pinned",
     "claimed",
     "rows first",
+    "files first",
     "staged last",
     "versions",
     "stopped first",

@@ -22,15 +22,19 @@ static void check_nothing_is_lost(struct stress *stress) {
     for (uint64_t row = pe_lane_tail(ring, lane); row < pe_lane_total(ring, lane); row++) {
       const uint64_t segment = row / WORLD_SEGMENT_ROWS;
       const uint64_t place = pe_control_find(ring->control, lane, segment, &record);
-      CHECK(place != PE_PLACE_NONE && place != PE_PLACE_FILE, "row %lu is nowhere",
-            (unsigned long)row);
-      const uint64_t state = state_of(pe_control_word(ring->control, place - 1));
-      CHECK(state == PE_SLOT_OPEN || state == PE_SLOT_PERSISTED, "row %lu was not written",
-            (unsigned long)row);
-      const uint8_t *image = ring->base + pe_control_slot_offset(ring->control, place - 1);
-      if (state == PE_SLOT_PERSISTED) {
-        const struct file *file =
-            find_file(stress, pe_control_slot_file(ring->control, place - 1)->sequence);
+      CHECK(place != PE_PLACE_NONE, "row %lu is nowhere", (unsigned long)row);
+      bool is_file = place == PE_PLACE_FILE;
+      const uint8_t *image = NULL;
+      if (!is_file) {
+        const uint64_t state = state_of(pe_control_word(ring->control, place - 1));
+        CHECK(state == PE_SLOT_OPEN || state == PE_SLOT_PERSISTED, "row %lu was not written",
+              (unsigned long)row);
+        image = ring->base + pe_control_slot_offset(ring->control, place - 1);
+        is_file = state == PE_SLOT_PERSISTED;
+        record = *pe_control_slot_file(ring->control, place - 1);
+      }
+      if (is_file) {
+        const struct file *file = find_file(stress, record.sequence);
         CHECK(file != NULL, "the file of row %lu is gone", (unsigned long)row);
         image = file->image;
       }
@@ -79,10 +83,11 @@ static void run_round(uint64_t seed, unsigned milliseconds) {
   check_tree(stress);
   uint64_t rows = 0;
   for (uint64_t lane = 0; lane < LANES; lane++) rows += pe_lane_total(&stress->world.ring, lane);
-  printf("seed %lu: rows %lu gathered %lu persisted %lu lost %lu committed %lu cancelled %lu "
+  printf("seed %lu: rows %lu gathered %lu persisted %lu spilled %lu lost %lu committed %lu cancelled %lu "
          "failed %lu deaths %lu waits %lu\n",
          (unsigned long)seed, (unsigned long)rows, (unsigned long)stress->gathered,
-         (unsigned long)stress->persisted, (unsigned long)stress->lost,
+         (unsigned long)stress->persisted, (unsigned long)stress->spilled,
+         (unsigned long)stress->lost,
          (unsigned long)stress->committed, (unsigned long)stress->cancelled,
          (unsigned long)stress->failed, (unsigned long)stress->deaths,
          (unsigned long)stress->waits);

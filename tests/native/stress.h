@@ -3,7 +3,7 @@
  *
  *     stress.c              a round, and what must hold at its end
  *     stress_learner.c      the trainer: appends, cuts, cancels
- *     stress_readers.c      gathers, updates, reserves slots
+ *     stress_readers.c      gathers, updates, reserves slots, spills segments to their files
  *     stress_segments.c     the writer: segments to files of the pool
  *     stress_snapshots.c    the writer: staged snapshots to commits
  *     stress_writer.c       the writer's life: slow, dying, started again
@@ -50,11 +50,12 @@ struct stress {
   struct world world;
   struct entry entries[ENTRIES];
   struct file pool[POOL];
+  const uint8_t *images[SLOTS]; /* of the file of each PERSISTED slot */
   uint64_t manifests[MANIFESTS]; /* sequences of committed snapshots: what a disk would show */
   atomic_bool stop;
   atomic_bool drain;
   uint64_t seed;
-  uint64_t deaths, committed, cancelled, failed, persisted, lost, gathered, waits;
+  uint64_t deaths, committed, cancelled, failed, persisted, spilled, lost, gathered, waits;
 };
 
 struct writer {

@@ -64,10 +64,32 @@ void *updater_thread(void *context) {
   return NULL;
 }
 
+/* Let a segment that is PERSISTED, by chance any, live in its file. */
+static void spill(struct stress *stress, uint64_t *random) {
+  struct pe_ring *ring = &stress->world.ring;
+  const uint64_t slot = world_below(random, SLOTS);
+  CHECK(pe_ring_lock(ring) == PE_OK, "the lock");
+  const uint64_t word =
+      atomic_load_explicit(pe_control_word(ring->control, slot), memory_order_acquire);
+  const uint64_t lane = pe_word_tag(word) % LANES, segment = pe_word_tag(word) / LANES;
+  const bool is_window = (segment + 1) * WORLD_SEGMENT_ROWS > pe_lane_tail(ring, lane);
+  if (pe_word_state(word) == PE_SLOT_PERSISTED) {
+    const uint8_t *image = stress->images[slot]; /* stored before the word said PERSISTED */
+    CHECK(pe_ring_spill_segment(ring, lane, segment, image) == is_window, "a spill");
+    CHECK(!pe_ring_spill_segment(ring, lane, segment, image), "a second spill");
+    stress->spilled += is_window;
+  } else if (pe_word_state(word) == PE_SLOT_OPEN) {
+    CHECK(!pe_ring_spill_segment(ring, lane, segment, ring->base), "a spill of an open segment");
+  }
+  pe_ring_unlock(ring);
+}
+
 void *reserver_thread(void *context) {
   struct stress *stress = context;
   struct pe_fault fault;
+  uint64_t random = stress->seed * 5 + 1;
   while (!atomic_load(&stress->stop)) {
+    spill(stress, &random);
     const enum pe_status status = pe_ring_reserve_ahead(&stress->world.ring, 3, &fault);
     CHECK(status == PE_OK || status == PE_NO_SLOT || status == PE_EMPTY, "reserve: status %d",
           (int)status);

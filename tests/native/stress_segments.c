@@ -41,7 +41,7 @@ bool persist(struct writer *writer, uint64_t slot, uint64_t key, bool *is_there)
   STEP(writer);
   const uint64_t checksum = pe_image_seal(spec, writer->scratch);
   STEP(writer);
-  uint8_t *image = malloc(header->file_bytes);
+  uint8_t *image = aligned_alloc(PE_PAGE_BYTES, header->file_bytes); /* as a mapped file is */
   memcpy(image, spec, ((const struct pe_segment_header *)(const void *)stress->world.header_image)
                           ->file_bytes);
   if (!writer->is_draining && world_below(&writer->random, 24) == 0) { /* the disk says no */
@@ -66,6 +66,7 @@ bool persist(struct writer *writer, uint64_t slot, uint64_t key, bool *is_there)
   const uint64_t rows = WORLD_SEGMENT_ROWS;
   *pe_control_slot_file(control, slot) = (struct pe_file){
       1, key % LANES, key / LANES * rows, rows, sequence, checksum, header->file_bytes};
+  stress->images[slot] = image;
   STEP(writer);
   if (!pe_word_move(word, pe_word(key, PE_SLOT_WRITTEN), pe_word(key, PE_SLOT_PERSISTED))) {
     unlink_file(file);

@@ -62,6 +62,23 @@ def test_what_a_ring_has_taken_already_is_not_asked_for_again(free):
         ring.bind(IdleOwner(), "ring", strict=True)
 
 
+def test_a_ring_with_a_limit_takes_no_more_than_that(free):
+    free(20 * MIB)
+    with ReplayBuffer(FIELDS, 1 << 20, memory_limit=64 * MIB) as large:
+        assert 48 * MIB < large.whole_bytes < 52 * MIB  # three segments of 16 MiB
+        with pytest.raises(SharedMemoryError):
+            large.bind(IdleOwner(), "ring", strict=True, pool="/nowhere")
+    with ReplayBuffer(FIELDS, 65536, memory_limit=16 * MIB) as ring:
+        ring.bind(IdleOwner(), "ring", strict=True, pool="/nowhere")
+
+
+def test_a_ring_whose_rows_have_files_is_told_where_they_will_live(free, caplog):
+    with new_ring() as ring, caplog.at_level(logging.WARNING, "pyengine"):
+        free(ring.whole_bytes // 2)
+        ring.bind(IdleOwner(), "ring", pool="/nowhere")
+    assert "about row 8192 of 16384; from there on the oldest rows are read from" in caplog.text
+
+
 def test_the_row_at_which_memory_will_end_is_named(free, caplog):
     with new_ring() as ring, caplog.at_level(logging.WARNING, "pyengine"):
         free(ring.whole_bytes // 2)

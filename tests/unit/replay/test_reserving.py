@@ -12,18 +12,21 @@ import pytest
 
 from pyengine import ReplayBuffer
 from pyengine._native.ring import NoMemory
-from pyengine.errors import SharedMemoryError
-from pyengine.replay import allowance
-from pyengine.replay import storage as storage_module
+from pyengine.errors import ClosedError, SharedMemoryError
+from pyengine.replay import allowance, reserving
 
 
-class Core:
-    """Answers `reserve_ahead` as it was told."""
+class Storage:
+    """Stands for itself, its core, plan and spiller; answers `reserve_ahead` as it was told."""
 
     asks_for_memory = False
+    memory_limit = None
+    file_bytes = 1 << 20
 
     def __init__(self, *answers):
         self.answers = list(answers)
+        self.core = self.plan = self.layout = self.spiller = weakref.proxy(self)
+        self.spilled = []
 
     def reserve_ahead(self, ahead):
         answer = self.answers.pop(0)
@@ -31,22 +34,37 @@ class Core:
             raise answer
         return answer
 
+    def missing(self, ahead):
+        return 2
+
+    def spill(self, count):
+        self.spilled.append(count)
+
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(storage_module, "_RETRY_SECONDS", 0)
-    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 0)
+    monkeypatch.setattr(reserving, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 0)
 
 
 def test_memory_that_is_short_for_a_while_is_asked_for_again(impatient):
-    core = Core(True, NoMemory(28), NoMemory(28), True, False, True, None)
-    storage_module._reserve_ahead(weakref.ref(core), threading.Event(), 1, None)
-    assert core.answers == []
+    storage = Storage(True, NoMemory(28), NoMemory(28), True, False, True, None)
+    reserving.keep_slots_ready(weakref.ref(storage), threading.Event())
+    assert storage.answers == []
+    assert storage.spilled == [2, 2]  # where memory was refused, and only there
+
+
+def test_a_ring_with_a_limit_is_looked_after_to_its_end(impatient):
+    storage = Storage(True, False, None, None, ClosedError("closed"))
+    storage.memory_limit = 1 << 20
+    reserving.keep_slots_ready(weakref.ref(storage), threading.Event())
+    assert storage.answers == []
+    assert storage.spilled == [2, 2]
 
 
 def test_short_memory_is_told_from_enough(monkeypatch):
     # The thread must not take what this test is to be given.
-    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 60)
     with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
         ring.add(id=1)
         storage = ring.storage
@@ -83,7 +101,7 @@ def test_a_child_forked_while_the_thread_looks_at_the_clock_ends_its_ring():
 
 
 def test_slots_take_what_was_allowed_and_then_ask(monkeypatch):
-    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 60)
     with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
         ring.add(id=1)
         storage = ring.storage
@@ -101,7 +119,7 @@ def test_slots_take_what_was_allowed_and_then_ask(monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 1 << 15])
 def test_where_memory_ends_rows_are_refused_with_what_is_needed_and_free(monkeypatch, steps):
-    monkeypatch.setattr(storage_module, "_RESERVE_POLL_SECONDS", 60)
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 60)
     with ReplayBuffer({"id": "int64"}, 1 << 16) as ring:
         ring.add(id=0)
         ring.storage._closing.set()
