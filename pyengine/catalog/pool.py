@@ -8,6 +8,7 @@ table knows and no file name does.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,35 @@ def snapshot_links(run_dir: str, ring: str, file: str) -> list[str]:
         paths = (os.path.join(directory, name) for name in _listed(directory))
         links += [path for path in paths if _is_same(path, file)]
     return links
+
+
+def find_in_snapshots(
+    run_dir: str, ring: str, wanted: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
+    """Return, by (XXH3-64, size), the path of each segment file in the newest snapshot with it.
+
+    The checksum covers lane and rows: it is that segment. Left out is what no snapshot lists, or
+    only such as have it no more, or in another size.
+    """
+    found = {}
+    for snapshot in scan_snapshots(run_dir).snapshots:
+        for record in snapshot.files:
+            if record.covers != "segment" or not record.path.startswith(f"{names.BUFFER}/{ring}/"):
+                continue
+            key = (int(record.xxh3_64, 16), record.size_bytes)
+            path = os.path.join(snapshot.path, record.path)
+            if key in wanted and is_whole(path, record.size_bytes):
+                found[key] = path
+    return found
+
+
+def is_whole(path: str, size_bytes: int) -> bool:
+    """Return whether a regular file of this size is there. Raises OSError."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
 
 
 def _is_same(path: str, other: str) -> bool:

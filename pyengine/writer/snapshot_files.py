@@ -19,6 +19,7 @@ from pyengine.format.manifest import FileRecord
 from pyengine.fs import durable
 from pyengine.shm.arena import Arena
 from pyengine.writer.extents import PieceFinder, Pieces, buffer_header
+from pyengine.writer.mending import mend_steps
 from pyengine.writer.parts import OpenRows, PartFile, spread, write_part
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.segments import SegmentWriter
@@ -95,6 +96,14 @@ class SnapshotFiles:
         pieces = ring.finder.result()
         base = f"{names.BUFFER}/{ring.cut.name}"
         self._make_directories(base)
+        # First: slots that hold what is lost may be freed at any time.
+        yield from mend_steps(
+            self._session,
+            ring.view,
+            dict.fromkeys(pieces.files.values()),
+            directory=os.path.join(self._directory, base),
+            run=self._await,
+        )
         self.ring_paths[ring.cut.name] = [ring.cut.mutable_file] if ring.cut.mutable_file else []
         parts = yield from self._part_steps(ring, base, pieces)
         ring.finder.release()

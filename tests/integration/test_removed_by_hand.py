@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from damaged_runs import STEPS, digests, entries, newest, original, three
-from processes import committed
-from program import tracking
+from processes import await_writers_end, committed
+from program import ROWS_PER_LANE, Training, tracking
 
 import pyengine
 from pyengine import errors
@@ -222,3 +223,64 @@ def test_other_parts_are_gone(three: Path, name: str) -> None:
     else:
         path.unlink()
     assert go_on(three)[0].global_step == STEPS[2]
+
+
+def train(engine: pyengine.SnapshotEngine, training: Training, first: int, count: int) -> int:
+    """Make some steps and wait for a snapshot after the last; return that step."""
+    for step in range(first, first + count):
+        training.step(step)
+        engine.tick(step)
+    last = first + count - 1
+    engine.snapshot(last).wait(60)
+    return last
+
+
+def lose_and_die(send: Any, run_dir: str, what: str) -> None:
+    """Restore, lose pool files between snapshots, commit one more, and die by SIGKILL."""
+    with tracking(run_dir) as (engine, training):
+        last = train(engine, training, engine.restore().next_step, 10)
+        pool = Path(run_dir) / "segments/replay"
+        if what == "a file":
+            min(pool.iterdir()).unlink()
+        else:
+            shutil.rmtree(pool)
+        last = train(engine, training, last + 1, 3)
+        send(("snapshot", last, training.digest()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("what", ["a file", "all of a ring"])
+@pytest.mark.parametrize("has_mapped", [True, False])
+def test_pool_files_are_removed_from_a_living_run(
+    start: Any, token: str, three: Path, tmp_path: Path, what: str, has_mapped: bool
+) -> None:
+    """They are made again from memory and from snapshots: what is restored is bit-equal."""
+    run_dir = three if has_mapped else tmp_path / "fresh"
+    child = start(lose_and_die, str(run_dir), what)
+    _, step, digest = child.receive("snapshot")
+    assert child.join() == -signal.SIGKILL
+    await_writers_end(token)
+    with tracking(run_dir) as (engine, training):
+        assert engine.restore().global_step == step
+        assert training.digest() == digest
+    assert [*run_dir.rglob(".*")] == []
+
+
+def test_a_pool_file_is_removed_that_nobody_has_any_more(
+    three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Snapshots fail, and say which file; the run can be started again, or goes on until then."""
+    with tracking(three) as (engine, training):
+        step = engine.restore().next_step
+        lost = min((three / "segments/replay").iterdir())
+        inode = lost.stat().st_ino
+        for path in [*three.rglob("*.seg")]:
+            if path.stat().st_ino == inode:
+                path.unlink()
+        with pytest.raises(errors.SnapshotFailedError, match=lost.name):
+            engine.snapshot(step).wait(60)
+        last = train(engine, training, step, ROWS_PER_LANE)
+        digest = training.digest()
+    with tracking(three) as (engine, training):
+        assert engine.restore().global_step == last
+        assert training.digest() == digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer_side import expected, rows_of, trainer_on
+from trainer_side import expected, is_stopped, rows_of, trainer_on
 
 from pyengine.shm.states import SlotState, SnapshotState
 
@@ -17,7 +17,7 @@ def test_a_cancelled_snapshot_leaves_nothing(tmp_path: Path) -> None:
         ring = trainer.add_ring()
         ring.add(40)
         staged = trainer.stage(1, files={"a": b"x"})
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         assert staged.entry.cancel(staged.sequence)
         trainer.process.send_signal(18)
         assert staged.wait() == SnapshotState.CANCELLED
@@ -34,7 +34,7 @@ def test_a_slot_freed_while_it_is_written_leaves_no_file(tmp_path: Path) -> None
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
         ring = trainer.add_ring(capacity=64)
         ring.add(ring.segment_rows)
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         # One lap: the segment leaves the window, its slot is taken for new rows.
         ring.add(64 + ring.segment_rows)
         trainer.process.send_signal(18)
@@ -52,7 +52,7 @@ def test_a_slot_freed_between_written_and_persisted_leaves_no_file(tmp_path: Pat
         ring = trainer.add_ring(capacity=64)
         ring.add(ring.segment_rows)
         trainer.wait_until(lambda: SlotState.WRITTEN in ring.states())
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         ring.add(64 + ring.segment_rows)
         trainer.process.send_signal(18)
         assert rows_of(trainer.snapshot(1)) == expected(ring)
@@ -65,7 +65,7 @@ def test_a_pending_snapshot_keeps_its_rows_while_the_ring_goes_round(tmp_path: P
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
         ring = trainer.add_ring(capacity=256)
         ring.add(250)
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         windows = [ring.window(0)]
         staged = trainer.stage(1)
         added = ring.add(400)
@@ -86,7 +86,7 @@ def test_persisted_rows_that_age_out_during_a_snapshot_are_in_it(tmp_path: Path)
         trainer.wait_until(lambda: SlotState.WRITTEN not in ring.states())
         windows = [ring.window(0)]
         staged = trainer.stage(1)
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         ring.add(200)  # memory of persisted segments is given to new rows at once
         assert ring.control.tail(0) > 100
         trainer.process.send_signal(18)
@@ -100,7 +100,7 @@ def test_a_snapshot_of_a_ring_that_was_replaced_fails_and_the_new_ring_works(
     with trainer_on(tmp_path / "run", plan=plan) as trainer:
         former = trainer.add_ring()
         former.add(5 * former.segment_rows)
-        trainer.wait_until(lambda: stopped(trainer.process.pid))
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
         staged = trainer.stage(1)
         ring = trainer.add_ring()
         ring.add(40)
@@ -109,8 +109,3 @@ def test_a_snapshot_of_a_ring_that_was_replaced_fails_and_the_new_ring_works(
         assert "replaced" in (staged.entry.error or {})["message"]
         assert rows_of(trainer.snapshot(2)) == expected(ring)
         former.close()
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"

@@ -362,6 +362,11 @@ def expected(ring: Ring, windows: list[list[int]] | None = None) -> list[list[in
     return [[1000 * lane + row for row in window] for lane, window in enumerate(windows)]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+
 @contextlib.contextmanager
 def trainer_on(run_dir: Path, **arguments: Any) -> Iterator[TrainerSide]:
     trainer = TrainerSide(run_dir, **arguments)
