@@ -200,3 +200,35 @@ def test_a_slot_that_is_taken_meanwhile_is_not_the_source(tmp_path: Path, has_fo
         assert is_sound(trainer, ring, trainer.snapshot(3))
         assert trainer.close_writer() == 0
         assert list((tmp_path / "run").rglob(".*")) == []
+
+
+def test_memory_that_is_not_what_was_recorded_is_not_the_source(tmp_path: Path) -> None:
+    with trainer_on(tmp_path / "run") as trainer:
+        ring = fill(trainer)
+        first, windows = trainer.snapshot(1), [ring.window(0)]
+        (slot,) = [slot for slot, key in ring.control.slots_in(SlotState.PERSISTED) if key == 0]
+        image = ring.arena.view(ring.control.slot_offset(slot), ring.plan.layout.file_bytes)
+        image[ring.plan.layout.fields[0].offset] ^= 1
+        image.release()
+        remove_all(tmp_path / "run/segments/replay")
+        assert is_sound(trainer, ring, trainer.snapshot(2))
+        (warning,) = trainer.texts("warning")
+        assert "2 from memory, 1 from snapshots" in warning
+        assert rows_of(first) == expected(ring, windows)
+
+
+def test_a_snapshot_that_is_cancelled_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    plan = [{"op": "fsync", "path": ANEW, "action": "stop"}]
+    with trainer_on(tmp_path / "run", plan=plan) as trainer:
+        ring = fill(trainer)
+        before = trainer.pool()
+        remove_all(tmp_path / "run/segments/replay")
+        staged = trainer.stage(1)
+        trainer.wait_until(lambda: is_stopped(trainer.process.pid))
+        assert staged.entry.cancel(staged.sequence)
+        trainer.process.send_signal(18)
+        assert staged.wait() == SnapshotState.CANCELLED
+        assert is_sound(trainer, ring, trainer.snapshot(2))
+        assert trainer.pool() == before
+        assert trainer.close_writer() == 0
+        assert list((tmp_path / "run").rglob(".*")) == []
