@@ -58,12 +58,12 @@ def mend_steps(
     durable.fsync_directory(ring.directory)
     if missing:
         raise SnapshotFailedError(
-            f"ring {ring.name}: {_told(ring, missing)} gone or cut short, and neither memory nor a "
-            "snapshot has those rows any more: put the file back, or start the script again, which "
-            "goes on from the newest snapshot; else snapshots fail until the rows left the window"
+            f"ring {ring.name}: gone or cut short, and neither in memory nor in a snapshot any more: "
+            f"{_told(ring, missing)}. Put it back, or start the script again, which goes on from the "
+            "newest snapshot; else snapshots fail until those rows have left the window"
         )
     session.warn(
-        f"ring {ring.name}: {_told(ring, lost)} gone or cut short though the run needs it; made "
+        f"ring {ring.name}: gone or cut short, though snapshots need it: {_told(ring, lost)}; made "
         f"again, {len(lost) - len(unwritten)} from memory, {len(unwritten)} from snapshots"
     )
 
@@ -141,6 +141,6 @@ def _path(ring: RingView, record: FileRecordTuple) -> str:
 
 
 def _told(ring: RingView, records: list[FileRecordTuple]) -> str:
-    """Return the subject of a sentence about files, the oldest of them by name."""
+    """Return the path of the oldest of some files, and how many more they are."""
     others = len(records) - 1
-    return _path(ring, records[0]) + (f" and {others} more were" if others else " was")
+    return _path(ring, records[0]) + (f" and {others} more" if others else "")
