@@ -134,11 +134,15 @@ def commit_lock(
     file is gone.
     """
     with taken or _acquire(run_dir, timeout) as lock:
-        _check_owner(run_dir, generation)
+        check_owner(run_dir, generation)
         yield CommitLock(run_dir, generation, lock)
 
 
-def _check_owner(run_dir: str, generation: int) -> None:
+def check_owner(run_dir: str, generation: int) -> None:
+    """Raise StaleGenerationError where a newer generation was claimed or another run has the path.
+
+    It stays true under the commit lock alone; without it this saves what would be done in vain.
+    """
     newest = claimed_generation(run_dir)
     if newest != generation:
         owner = (

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyengine._native import hashing
+from pyengine.catalog.commit_lock import check_owner
 from pyengine.catalog.pool import find_in_snapshots, is_whole
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
@@ -44,11 +45,14 @@ def mend_steps(
     Main thread; each yield waits for an event. What is written lies in `directory` until it gets
     its name: the caller removes that where this does not come to its end. One warning tells what
     was lost. Raises SnapshotFailedError, which names a file that can be had no more, once all
-    others are back; NoSpaceError, OSError.
+    others are back; StaleGenerationError, with nothing written, where the run is not ours any more;
+    NoSpaceError, OSError.
     """
     lost = [record for record in records if not is_whole(_path(ring, record), record[6])]
     if not lost:
         return
+    # To a run that took over, or has the path now, they are not lost.
+    check_owner(session.run_dir, session.generation)
     ring.make_directory()
     unwritten = []
     for record in lost:
@@ -58,9 +62,9 @@ def mend_steps(
     durable.fsync_directory(ring.directory)
     if missing:
         raise SnapshotFailedError(
-            f"ring {ring.name}: gone or cut short, and neither in memory nor in a snapshot any more: "
-            f"{_told(ring, missing)}. Put it back, or start the script again, which goes on from the "
-            "newest snapshot; else snapshots fail until those rows have left the window"
+            f"ring {ring.name}: gone or cut short, and in neither memory nor a snapshot any more: "
+            f"{_told(ring, missing)}. Put it back, or start the script again, which goes on from "
+            "the newest snapshot; else snapshots fail until those rows have left the window"
         )
     session.warn(
         f"ring {ring.name}: gone or cut short, though snapshots need it: {_told(ring, lost)}; made "

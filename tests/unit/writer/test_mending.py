@@ -112,6 +112,17 @@ def test_an_open_segment_seals_into_a_pool_that_was_removed(tmp_path: Path) -> N
         assert len(trainer.pool()) == 4
 
 
+def test_a_run_that_was_taken_over_gets_nothing_back(tmp_path: Path) -> None:
+    with trainer_on(tmp_path / "run") as trainer:
+        fill(trainer)
+        remove_all(tmp_path / "run/segments/replay")
+        (tmp_path / "run/generations/0002").touch()
+        staged = trainer.stage(1)
+        assert staged.wait() == SnapshotState.FAILED
+        assert (staged.entry.error or {})["type"] == "StaleGenerationError"
+        assert trainer.pool() == []
+
+
 ONCE: dict[str, dict[str, Any]] = {
     "its write": {"op": "pwrite", "path": ANEW},
     "its fsync": {"op": "fsync", "path": ANEW},
