@@ -58,9 +58,11 @@ class Priority:
 
 
 def _read_group_nice(pid: int) -> int | None:
-    """Return the nice of a process's group ("/autogroup-25 nice 0"), None where there is none."""
+    """Return the nice of a process's group ("/autogroup-25 nice 0"), None where there is none:
+    the file of a process outside of any, such as that which adopts orphans, is empty."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/autogroup") as file:
-        return int(file.read().split()[-1])
+        words = file.read().split()
+        return int(words[-1]) if words else None
     return None
 
 
