@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,35 +56,12 @@ def all_rows_correct(ring: pyengine.ReplayBuffer) -> bool:
 
 
 def memory_ends(run: str) -> dict[str, Any]:
-    """A ring larger than what there is: rows until it ends, a snapshot, further steps."""
-    ring = pyengine.ReplayBuffer(pyengine.Schema({"number": "int64", "payload": ROW}), 2048)
-    counters = {"step": 0}
-    with pyengine.SnapshotEngine(run) as engine:
-        engine.track(replay=ring, counters=counters)
-        engine.restore()
+    """A ring larger than what there is, whose rows have no files to go to."""
+    with pyengine.ReplayBuffer({"number": "int64", "payload": ROW}, 2048) as ring:
         error = fill(ring, 2048)
         assert error is not None
         fill_on(ring)  # refused again, or added where the kernel has dropped some cache meanwhile
-        held = len(ring)
-        info = engine.snapshot(1).wait(WAIT_SECONDS)
-        counters["step"] = 2
-        later = engine.snapshot(2).wait(WAIT_SECONDS)
-        correct = all_rows_correct(ring)
-    return {
-        **told(error),
-        "rows": held,
-        "correct": correct,
-        "snapshots": [info.name, later.name],
-    }
-
-
-def restored(run: str) -> dict[str, Any]:
-    ring = pyengine.ReplayBuffer(pyengine.Schema({"number": "int64", "payload": ROW}), 2048)
-    counters = {"step": 0}
-    with pyengine.SnapshotEngine(run) as engine:
-        engine.track(replay=ring, counters=counters)
-        step = engine.restore().global_step
-        return {"step": step, "rows": len(ring), "correct": all_rows_correct(ring), **counters}
+        return {**told(error), "rows": len(ring), "correct": all_rows_correct(ring)}
 
 
 def large_state(run: str) -> dict[str, Any]:
@@ -140,21 +118,40 @@ def sparse_fields(run: str) -> dict[str, Any]:
 
 
 def shm_ends(run: str) -> dict[str, Any]:
-    """Somebody else takes the rest of /dev/shm, and gives it back."""
+    """Somebody else takes the rest of /dev/shm, and gives it back; rows have files to go to."""
     schema = pyengine.Schema({"number": "int64", "payload": ROW})
     with pyengine.ReplayBuffer(schema, 48) as ring, pyengine.SnapshotEngine(run) as engine:
         engine.track(replay=ring)
         engine.restore()
         ring.extend(rows(0, 8))
-        with open("/dev/shm/other", "wb") as other:
-            take_the_rest(other.fileno())
+        with the_rest_of_shm():
+            errors_met = [fill_on(ring) for _ in range(32)]
+            engine.snapshot(1).wait(WAIT_SECONDS)
+        ring.extend(rows(len(ring), 8))
+        refused = sum(error is not None for error in errors_met)
+        return {"refused": refused, "rows": len(ring), "correct": all_rows_correct(ring)}
+
+
+def shm_ends_alone(run: str) -> dict[str, Any]:
+    """The same without an engine."""
+    with pyengine.ReplayBuffer({"number": "int64", "payload": ROW}, 48) as ring:
+        ring.extend(rows(0, 8))
+        with the_rest_of_shm():
             error = None
             while error is None:
                 error = fill_on(ring)
-        os.unlink("/dev/shm/other")
-        engine.snapshot(1).wait(WAIT_SECONDS)
         ring.extend(rows(len(ring), 1))
         return {**told(error), "correct": all_rows_correct(ring)}
+
+
+@contextlib.contextmanager
+def the_rest_of_shm() -> Iterator[None]:
+    with open("/dev/shm/other", "wb") as other:
+        take_the_rest(other.fileno())
+        try:
+            yield
+        finally:
+            os.unlink("/dev/shm/other")
 
 
 def take_the_rest(fd: int) -> None:
@@ -174,7 +171,7 @@ def fill_on(ring: pyengine.ReplayBuffer) -> errors.SharedMemoryError | None:
 
 
 def main() -> None:
-    lives = (shm_ends, memory_ends, restored, large_state, too_large_state, sparse_fields)
+    lives = (shm_ends, shm_ends_alone, memory_ends, large_state, too_large_state, sparse_fields)
     chosen = {life.__name__: life for life in lives}[sys.argv[1]]
     print(json.dumps(chosen(sys.argv[2])))
 

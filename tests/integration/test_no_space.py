@@ -115,7 +115,7 @@ def test_state_larger_than_dev_shm_is_saved_and_comes_back(tmp_path: Path) -> No
     assert result == {"snapshot": "step-00000001.g0001.s0001", "correct": True}
 
 
-def test_where_the_memory_of_a_container_ends_rows_are_refused_and_nobody_is_killed(
+def test_where_the_memory_of_a_container_ends_a_ring_without_files_refuses_rows_and_lives(
     tmp_path: Path,
 ) -> None:
     limit = 256 * MIB
@@ -127,12 +127,15 @@ def test_where_the_memory_of_a_container_ends_rows_are_refused_and_nobody_is_kil
         assert result["rows"] > 32
         assert result["correct"]
         assert "oom_kill 0" in oom_kills(cgroup)
-    back = run_child(life("restored", tmp_path / "run"))
-    assert back == {"step": 2, "rows": result["rows"], "correct": True}
 
 
-def test_where_dev_shm_ends_under_a_ring_rows_are_refused(tmp_path: Path) -> None:
+def test_where_dev_shm_ends_under_a_ring_its_oldest_rows_go_to_their_files(tmp_path: Path) -> None:
     result = run_child(with_small_shm(life("shm_ends", tmp_path / "run")))
+    assert result == {"refused": 0, "rows": 48, "correct": True}
+
+
+def test_where_dev_shm_ends_under_a_ring_without_files_rows_are_refused(tmp_path: Path) -> None:
+    result = run_child(with_small_shm(life("shm_ends_alone", tmp_path / "run")))
     assert result["type"] == "SharedMemoryError"
     assert result["free"] < result["needed"]
     assert result["correct"]
