@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -20,3 +21,15 @@ def pytest_configure() -> None:
 def interrupts_are_heard() -> None:
     """Answer SIGINT even where the runner was started in a background that ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Reports go to the main process as UTF-8, and tests log names that are none."""
+    report = yield
+    report.sections = [
+        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
+    ]
+    return report
