@@ -12,7 +12,7 @@ from saved_rings import save
 from pyengine import Field, ReplayBuffer
 from pyengine._native.control import Words
 from pyengine.errors import ClosedError
-from pyengine.replay import binding
+from pyengine.replay import holding
 from pyengine.replay.storage import Storage
 from pyengine.shm.arena import Arena
 from pyengine.shm.states import SnapshotState, pack_word
@@ -132,7 +132,7 @@ def test_a_ring_closed_while_its_memory_is_made_has_none(monkeypatch):
         thread.join()
         return Storage(*arguments, **options)
 
-    monkeypatch.setattr(binding, "Storage", made_slowly)
+    monkeypatch.setattr(holding, "Storage", made_slowly)
     with pytest.raises(ClosedError):
         ring.add(**rows(1))
     assert ring.storage is None
