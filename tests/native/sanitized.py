@@ -65,7 +65,8 @@ def build(tmp_path: Path, objects: Objects) -> Build:
         command = [compiler, *flags]
         _check_sanitizer(command, tmp_path, sanitizer)
         target = tmp_path / f"{program}-{sanitizer.replace(',', '-')}"
-        units = [HERE / "world.c", *sorted(HERE.glob(f"{program}*.c")), *sorted(core.glob("*.c"))]
+        shared = [HERE / "world.c", HERE / "readers.c"]
+        units = [*shared, *sorted(HERE.glob(f"{program}*.c")), *sorted(core.glob("*.c"))]
         parts = [str(objects.of(unit, core, command)) for unit in units]
         _run([*command, *parts, "-o", str(target), "-lpthread", "-ldl", "-lm"])
         return target

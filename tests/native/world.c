@@ -140,3 +140,22 @@ void world_check_image(const struct world *world, const uint8_t *image, uint64_t
     world_check_body(image + ring->fields[1].offset + at * WORLD_BODY_BYTES, ref, where);
   }
 }
+
+uint64_t world_make_image(const struct world *world, uint8_t *image, uint64_t lane,
+                          uint64_t segment) {
+  uint8_t scratch[4 * PE_PAGE_BYTES];
+  const struct pe_ring *ring = &world->ring;
+  memset(image, 0, world_plan(world)->file_bytes);
+  memcpy(image, world->header_image, PE_PAGE_BYTES);
+  struct pe_segment_header *header = (void *)image;
+  header->row_count = WORLD_SEGMENT_ROWS;
+  *pe_segment_runs(header) =
+      (struct pe_run_record){(uint32_t)lane, 0, segment * WORLD_SEGMENT_ROWS, WORLD_SEGMENT_ROWS};
+  for (uint64_t at = 0; at < WORLD_SEGMENT_ROWS; at++) {
+    struct row row;
+    world_fill_row(&row, (segment * WORLD_SEGMENT_ROWS + at) * ring->control->lanes + lane);
+    memcpy(image + ring->fields[0].offset + at * 8, &row.ref, 8);
+    memcpy(image + ring->fields[1].offset + at * WORLD_BODY_BYTES, row.body, WORLD_BODY_BYTES);
+  }
+  return pe_image_seal(image, scratch);
+}

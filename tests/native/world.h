@@ -53,6 +53,14 @@ void world_close(struct world *world);
 /* The plan of the segments above, written at `image` (a page and more, zeroed). */
 void world_plan_header(uint8_t *image);
 
+static inline const struct pe_segment_header *world_plan(const struct world *world) {
+  return (const void *)world->header_image;
+}
+
+/* Write the whole file of a lane's segment, of the size that the plan tells; return its checksum. */
+uint64_t world_make_image(const struct world *world, uint8_t *image, uint64_t lane,
+                          uint64_t segment);
+
 /* Fill in the row of a ref, and compare one with it. */
 void world_fill_row(struct row *row, uint64_t ref);
 void world_check_body(const uint8_t *body, uint64_t ref, const char *where);
