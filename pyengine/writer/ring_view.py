@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyengine._native.control import RingControl
+from pyengine.catalog.generation import check_not_replaced
 from pyengine.catalog.pool import pool_directory
 from pyengine.errors import SnapshotFailedError
 from pyengine.format import names
@@ -29,7 +30,14 @@ class RingView:
     """One ring; owns its arena and the eventfd that tells of sealed segments."""
 
     def __init__(
-        self, name: str, arena: Arena, seal_event: int, *, schema: Mapping[str, Any], run_dir: str
+        self,
+        name: str,
+        arena: Arena,
+        seal_event: int,
+        *,
+        schema: Mapping[str, Any],
+        run_dir: str,
+        generation: int,
     ) -> None:
         self.name = name
         self.arena = arena
@@ -40,6 +48,7 @@ class RingView:
             self.schema.append_fields, self.control.segment_rows
         )
         self.directory = pool_directory(run_dir, name)
+        self._claim = (run_dir, generation)
         self.restored_totals = [0] * self.control.lanes
         """Rows per lane that files held when the ring was handed over: a restore brought them."""
         self.lines: set[int] = self._look_at_files()
@@ -125,8 +134,9 @@ class RingView:
         """Make the ring's directory in the pool where it is not there; any thread.
 
         Whoever writes into it calls this, so that a failure is that of a write, and made good as
-        one.
+        one. Raises StaleGenerationError where another run has the path now, NoSpaceError, OSError.
         """
+        check_not_replaced(*self._claim)
         durable.make_directory(self.directory)
 
     def close(self) -> None:

@@ -110,7 +110,14 @@ class Session:
         seal_event = -1
         try:
             seal_event = os.dup(fds[1])
-            ring = RingView(name, arena, seal_event, schema=message["schema"], run_dir=self.run_dir)
+            ring = RingView(
+                name,
+                arena,
+                seal_event,
+                schema=message["schema"],
+                run_dir=self.run_dir,
+                generation=self.generation,
+            )
         except BaseException:
             close_all([seal_event])
             arena.close()
