@@ -168,8 +168,10 @@ class Scene:
         return [snapshot / "manifest.json", *(path for path in own if path.stat().st_size)]
 
     def segments(self, snapshot: Path) -> list[Path]:
-        """Return the full segments of a snapshot."""
-        return [path for path in self.files(snapshot) if path.name.startswith("segment-")]
+        """Return the full segments of a snapshot, which a restore only maps. The open rows that a
+        dying run's writer has saved are a file of the pool too, but are read at once."""
+        names = ((path, path.name) for path in self.files(snapshot))
+        return [path for path, name in names if name.startswith("segment-") and "-part-" not in name]
 
     def harmed(self, path: Path, how: str) -> str:
         """Take note that the snapshot of a file need not be restored any more; return words."""

@@ -31,7 +31,8 @@ class CommitLock:
     """The held commit lock of a run, checked against `generation`. Made by `commit_lock`.
 
     Its methods may be used until the block ends; none of them fsyncs the directory, except where
-    it says so. They raise NoSpaceError and OSError.
+    it says so. They raise NoSpaceError, OSError, and RunDirectoryError where the run was moved or
+    removed since.
     """
 
     def __init__(self, run_dir: str, generation: int, lock: OfdLock) -> None:
@@ -42,6 +43,12 @@ class CommitLock:
     def _require(self) -> None:
         if not self._lock.is_held:
             raise RuntimeError("the commit lock was released")
+        if not self._lock.is_in_place:
+            raise RunDirectoryError(
+                f"{self.run_dir} was moved or removed during a commit: what has its path now stays "
+                "as it is",
+                path=self.run_dir,
+            )
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or directory of the run."""

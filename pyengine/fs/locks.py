@@ -125,6 +125,14 @@ class OfdLock:
                 _request(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self.byte)
         door.active.close(fd)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked still bears its name."""
+        try:
+            return self._is_on(os.stat(self.path))
+        except OSError:
+            return False
+
     def _is_on(self, file: os.stat_result) -> bool:
         try:
             return os.path.samestat(os.fstat(self._fd), file)

@@ -1,12 +1,13 @@
 """A ring as the writer sees it: its control block, its slots, and where its files lie.
 
 Built from the arena alone, so that a restarted writer finds everything again; nothing touches the
-disk here before a file is written. The trainer may free
-any slot but an OPEN one between two looks; whoever reads a slot looks at its word again afterwards.
+disk here before a file is written. The trainer may free any slot but an OPEN one between two looks;
+whoever reads a slot looks at its word again afterwards.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -134,9 +135,13 @@ class RingView:
         """Make the ring's directory in the pool where it is not there; any thread.
 
         Whoever writes into it calls this, so that a failure is that of a write, and made good as
-        one. Raises StaleGenerationError where another run has the path now, NoSpaceError, OSError.
+        one. Raises StaleGenerationError where another run has the path now, FileNotFoundError where
+        the run is gone: it is not begun again. NoSpaceError, OSError.
         """
         check_not_replaced(*self._claim)
+        run_dir = self._claim[0]
+        if not os.path.isdir(run_dir):
+            raise FileNotFoundError(errno.ENOENT, "the run was moved or removed", run_dir)
         durable.make_directory(self.directory)
 
     def close(self) -> None:

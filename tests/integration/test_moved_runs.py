@@ -21,7 +21,8 @@ def moved(run_dir: str) -> None:
 
 
 def removed(run_dir: str) -> None:
-    shutil.rmtree(run_dir)
+    while os.path.exists(run_dir):  # the writer may be making a file meanwhile
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def start(run_dir: str, value: int) -> tuple[pyengine.SnapshotEngine, pyengine.ReplayBuffer]:
