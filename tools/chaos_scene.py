@@ -170,8 +170,8 @@ class Scene:
     def segments(self, snapshot: Path) -> list[Path]:
         """Return the full segments of a snapshot, which a restore only maps. The open rows that a
         dying run's writer has saved are a file of the pool too, but are read at once."""
-        names = ((path, path.name) for path in self.files(snapshot))
-        return [path for path, name in names if name.startswith("segment-") and "-part-" not in name]
+        segments = [path for path in self.files(snapshot) if path.name.startswith("segment-")]
+        return [path for path in segments if "-part-" not in path.name]
 
     def harmed(self, path: Path, how: str) -> str:
         """Take note that the snapshot of a file need not be restored any more; return words."""
