@@ -6,6 +6,7 @@ and nobody looks at a loss: what counts is that an update costs what it costs in
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -21,7 +22,7 @@ DISCOUNT = 0.99
 POLYAK = 0.005
 
 
-class Learner:
+class Learner(ABC):
     """Networks and their optimizers, by the names under which they are saved."""
 
     batch_size: int
@@ -29,12 +30,13 @@ class Learner:
     def __init__(self, **parts: Any) -> None:
         self.parts: dict[str, Any] = parts
 
+    @abstractmethod
     def act(self, obs: np.ndarray) -> None:
         """Choose an action for one observation (with a leading axis of 1)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def learn(self, columns: Columns) -> None:
-        raise NotImplementedError
+        """Learn from one batch of rows."""
 
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self.parts.items()}

@@ -78,7 +78,7 @@ def needed_bytes(schema: pyengine.Schema, capacity: int, refs: np.ndarray) -> in
 
 
 def make_engine(directory: Path, **settings: object) -> pyengine.SnapshotEngine:
-    """Return an engine that saves only when asked."""
+    """Return an engine that saves only when asked. The constructor checks the settings."""
     return pyengine.SnapshotEngine(directory, **{"keep_last": 2, **settings})  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import gc
 import shutil
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Block:
     in_flight: np.ndarray
 
 
-class Training:
+class Training(ABC):
     """Blocks of steps with and without a save. A subclass says what a step and a save are.
 
     `steps` is the length of a block; `find_window` makes it as long as a save needs.
@@ -58,19 +59,21 @@ class Training:
         self.steps = steps
         self._number = 1
 
+    @abstractmethod
     def step(self, *, saving: bool) -> None:
         """Make one step, up to where it may be saved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
         """End the step of this number; a save is due where `interval` divides it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bring_in(self, count: int, *, saving: bool) -> None:
-        """Take in the rows of `count` steps that are not made."""
+        """Take in the rows, if there are any, of `count` steps that are not made."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """End what it holds."""
 
     def find_window(self, interval: int, most: int, place: Path) -> dict[str, Any]:
         """Save and go on until that is complete, at most `most` steps; fix the block's length.
@@ -196,6 +199,9 @@ class ModelTraining(Training):
 
     def end_step(self, number: int, interval: int, place: Path) -> Pending | None:
         return self._saved.end_step(number, interval, place)
+
+    def bring_in(self, count: int, *, saving: bool) -> None:
+        """Nothing: there are no rows."""
 
     def close(self) -> None:
         self._saved.close()

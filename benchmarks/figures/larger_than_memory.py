@@ -28,6 +28,7 @@ from benchmarks.figure import Figure, Measured, Setting
 from benchmarks.judgement import Finding, at_least, at_most, format_ratio
 from benchmarks.replay_run import ReplayShape, make_engine
 from benchmarks.statistics import paired_ratios, summarize
+from pyengine.replay.storage import Storage
 
 BATCH = 256
 SHAPE = ReplayShape(25_000, 28_224)
@@ -62,7 +63,7 @@ def measure(setting: Setting) -> Measured:
             "rows": shape.rows,
             "row_bytes": shape.row_bytes,
             "memory_limit_bytes": whole_bytes // SHARE,
-            "mapped_segments": len(_mapped(ring)),
+            "mapped_segments": len(_storage(ring).mapped),
         }
     writes = paired_ratios(samples["add_MB_per_s"], samples["plain_write_MB_per_s"])
     findings = [
@@ -144,21 +145,22 @@ def _sample(ring: pyengine.ReplayBuffer) -> tuple[float, np.ndarray]:
     return (time.perf_counter() - begin) * 1e3, batch.indices
 
 
-def _mapped(ring: pyengine.ReplayBuffer) -> list[tuple[int, int]]:
-    return list(ring.storage.mapped)  # type: ignore[union-attr]
+def _storage(ring: pyengine.ReplayBuffer) -> Storage:
+    assert ring.storage is not None, "the ring has no rows yet"
+    return ring.storage
 
 
 def _in_files(ring: pyengine.ReplayBuffer, refs: np.ndarray) -> np.ndarray:
-    rows = ring.storage.plan.segment_rows  # type: ignore[union-attr]
-    return refs[np.isin(refs // rows, [segment for _, segment in _mapped(ring)])]
+    storage = _storage(ring)
+    return refs[np.isin(refs // storage.plan.segment_rows, [key[1] for key in storage.mapped])]
 
 
 def _forget(setting: Setting, ring: pyengine.ReplayBuffer, *, is_verified: bool) -> None:
     """Let nothing of the files be cached, nor, unless `is_verified`, count as verified."""
-    control = ring.control
-    for lane, segment in _mapped(ring):
-        blocks = ring.storage.plan.layout.block_count  # type: ignore[union-attr]
-        ring.storage.core.forget_segment(lane, segment)  # type: ignore[union-attr]
+    storage = _storage(ring)
+    blocks = storage.plan.layout.block_count
+    for lane, segment in list(storage.mapped):
+        storage.core.forget_segment(lane, segment)
         if is_verified:
-            control.mark_verified(lane, segment, 0, blocks)  # type: ignore[union-attr]
+            storage.control.mark_verified(lane, segment, 0, blocks)
     drop_page_cache(setting.directory / "run")

@@ -122,6 +122,7 @@ def run_until_told(send: Callable[[Any], None], directory: str, moment: str) -> 
         send(("there",))
         return noted(*arguments)
 
+    # In a process of its own, which ends here: nothing is to be put back.
     if moment == "rounds":
         Training.measure = at_rounds  # type: ignore[method-assign]
     else:
