@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pyengine.catalog import markers, quarantine, scan
+from pyengine.catalog import markers, pool, quarantine, scan
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import generation_path
 from pyengine.catalog.lines import read_lines
@@ -42,8 +42,13 @@ def sweep(held: CommitLock) -> list[str]:
     _rescue(held)
     trash = []
     is_dead = functools.cache(functools.partial(_is_dead, held.run_dir))
+
+    def is_swept(generation: int) -> bool:
+        return generation < held.generation and is_dead(generation)
+
+    _take_names_back(held, is_swept)
     for directory in scan.named_directories(held.run_dir):
-        found = _sweep_directory(held, directory, lambda g: g < held.generation and is_dead(g))
+        found = _sweep_directory(held, directory, is_swept)
         if found:
             durable.fsync_directory(directory)
         trash += found
@@ -65,6 +70,15 @@ def sweep_predecessor(held: CommitLock) -> list[str]:
     return trash
 
 
+def _take_names_back(held: CommitLock, is_swept: Callable[[int], bool]) -> None:
+    """Remove what files were called in the pool for a line that was not opened: its restore died
+    before the record was in its place. The temporary, which goes after them, names the line."""
+    for left in leftovers(os.path.join(held.run_dir, names.LINES)):
+        line = names.parse_temporary_line(os.path.basename(left.path))
+        if line is not None and is_swept(left.generation):
+            pool.remove_line(held, line)
+
+
 def _rescue(held: CommitLock) -> None:
     """Move to quarantine what was committed once and has no manifest now."""
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
@@ -82,7 +96,7 @@ def known_committed(run_dir: str) -> set[str]:
     the link `latest`, a line that grew from one, a mark of a restore."""
     latest = scan.latest_target(run_dir)
     parents = {line.parent for line in read_lines(run_dir).values() if line.parent is not None}
-    marked = markers.restored_snapshots(run_dir) | set(markers.restore_deaths(run_dir))
+    marked = markers.marked_snapshots(run_dir)
     return parents | marked | ({latest} if latest is not None else set())
 
 

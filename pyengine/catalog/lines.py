@@ -1,17 +1,20 @@
 """Lines: the histories of rows. Each restore, and each fresh start, opens one.
 
 `lines/<id>.json` says which snapshot a line grew from and at which row of every lane it starts. It
-is durable before the restore returns, and never changed.
+is durable before the restore returns, and never changed. Files that go over to the line have their
+names in the pool before there is a record, so that no record is without them; the temporary that
+becomes it is there before the names, so that the names are not without a trace.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.errors import RestoreError
 from pyengine.format import names
@@ -59,38 +62,63 @@ def open_line(
     parent: SnapshotInfo | None,
     start_rows: Mapping[str, Sequence[int]],
 ) -> Line:
-    """Open a new line; durable on return.
+    """Open a new line that takes no files over; durable on return.
 
     Waits for the commit lock (RunBusyError). Raises StaleGenerationError where `generation` is no
-    longer the newest claim.
+    longer the newest claim; NoSpaceError, OSError.
     """
-    with commit_lock(run_dir, generation):
-        siblings = [line for line in read_lines(run_dir).values() if line.generation == generation]
-        line = Line(
-            id=secrets.randbits(64),
-            generation=generation,
-            parent=parent.name if parent else None,
-            parent_line=parent.line if parent else None,
-            start_rows={ring: tuple(map(int, rows)) for ring, rows in start_rows.items()},
-            opened_at=utc_timestamp(),
-            number=1 + max((line.number for line in siblings), default=0),
-        )
-        record = {
-            "line": line.text,
-            "generation": line.generation,
-            "number": line.number,
-            "parent": line.parent,
-            "parent_line": line.parent_line,
-            "start_rows": line.start_rows,
-            "opened_at": line.opened_at,
-        }
-        durable.replace_file(
-            os.path.join(run_dir, names.LINES),
-            names.line_file_name(line.id),
-            record_bytes(record),
-            temporary=names.temporary_name(generation, names.line_file_name(line.id)),
-        )
+    with commit_lock(run_dir, generation) as held:
+        line = draw_line(held, parent=parent, start_rows=start_rows)
+        with recording(held, line):
+            pass
     return line
+
+
+def draw_line(
+    held: CommitLock, *, parent: SnapshotInfo | None, start_rows: Mapping[str, Sequence[int]]
+) -> Line:
+    """Return the next line of the generation. Nothing is written."""
+    numbers = [
+        line.number
+        for line in read_lines(held.run_dir).values()
+        if line.generation == held.generation
+    ]
+    return Line(
+        id=secrets.randbits(64),
+        generation=held.generation,
+        parent=parent.name if parent else None,
+        parent_line=parent.line if parent else None,
+        start_rows={ring: tuple(map(int, rows)) for ring, rows in start_rows.items()},
+        opened_at=utc_timestamp(),
+        number=1 + max(numbers, default=0),
+    )
+
+
+@contextlib.contextmanager
+def recording(held: CommitLock, line: Line) -> Iterator[list[str]]:
+    """Open a line around the block that gives files their names under it.
+
+    The block adds to the list the directories that names were made in; they and the record are
+    durable when this ends. Raises NoSpaceError, OSError: the line is not open then, and the names
+    are the caller's to remove.
+    """
+    record = {
+        "line": line.text,
+        "generation": line.generation,
+        "number": line.number,
+        "parent": line.parent,
+        "parent_line": line.parent_line,
+        "start_rows": line.start_rows,
+        "opened_at": line.opened_at,
+    }
+    name = names.line_file_name(line.id)
+    with durable.replacing_file(
+        os.path.join(held.run_dir, names.LINES),
+        name,
+        record_bytes(record),
+        temporary=names.temporary_name(line.generation, name),
+    ) as directories:
+        yield directories
 
 
 def read_lines(

@@ -3,6 +3,11 @@
 `recovery/restoring.<name>` exists while a restore is applied. An exception removes it; one that is
 still there tells of a death, and holds how many there were. `recovery/restored.<name>.marker` says
 that the snapshot was restored, so that its files were read and verified.
+
+Both are for what the death of a process leaves, so that no disk is waited for. After a power cut
+either may be gone, empty or torn, and `restoring` may be there again until a later snapshot is
+durable: no death is counted that no whole marker tells of, and one does not move a snapshot. Either
+name alone proves that a snapshot was committed, as does the record of the line that grew from it.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ DEATHS_MAX = 2
 
 @contextlib.contextmanager
 def applying(run_dir: str, generation: int, snapshot: str) -> Iterator[None]:
-    """Mark the snapshot as being applied while the block runs; durable before it begins.
+    """Mark the snapshot as being applied while the block runs.
 
     The mark is removed when the block ends, by an exception too: only a death leaves it.
     """
@@ -41,11 +46,10 @@ def applying(run_dir: str, generation: int, snapshot: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             door.active.unlink(os.path.join(directory, name))
-        durable.fsync_directory(directory)
 
 
 def mark_restored(run_dir: str, generation: int, snapshot: str) -> None:
-    """Record that a restore of the snapshot succeeded; durable on return."""
+    """Record that a restore of the snapshot succeeded."""
     directory = os.path.join(run_dir, names.RECOVERY)
     durable.make_directory(directory)
     record = {"generation": generation, "restored_at": utc_timestamp()}
@@ -55,22 +59,28 @@ def mark_restored(run_dir: str, generation: int, snapshot: str) -> None:
 def restore_deaths(run_dir: str) -> dict[str, int]:
     """Return, by snapshot name, in how many restores in a row the process died."""
     directory = os.path.join(run_dir, names.RECOVERY)
-    return {
-        snapshot: max(1, _attempts(os.path.join(directory, names.restoring_marker_name(snapshot))))
+    deaths = {
+        snapshot: _attempts(os.path.join(directory, names.restoring_marker_name(snapshot)))
         for kind, snapshot in _markers(directory)
         if kind == "restoring"
     }
+    return {snapshot: count for snapshot, count in deaths.items() if count > 0}
 
 
 def restored_snapshots(run_dir: str) -> set[str]:
-    """Return the names of snapshots that were restored once."""
+    """Return the names of snapshots that were restored once: the marker's name alone says so."""
     directory = os.path.join(run_dir, names.RECOVERY)
     return {snapshot for kind, snapshot in _markers(directory) if kind == "restored"}
 
 
+def marked_snapshots(run_dir: str) -> set[str]:
+    """Return the names of snapshots that a restore was begun of, whatever became of it."""
+    return {snapshot for _, snapshot in _markers(os.path.join(run_dir, names.RECOVERY))}
+
+
 def _write(directory: str, name: str, generation: int, record: dict[str, object]) -> None:
     temporary = names.temporary_name(generation, name)
-    durable.replace_file(directory, name, record_bytes(record), temporary=temporary)
+    durable.place_file(directory, name, record_bytes(record), temporary=temporary)
 
 
 def _markers(directory: str) -> list[tuple[str, str]]:

@@ -44,8 +44,8 @@ def adopt_files(
     """Give the full segment files of a restored ring names in the pool, under the new line.
 
     Returns, by the file's name in the header, the record for the ring's segment table. Parts and
-    files of segments that are not full are left out: their rows are loaded. Durable on return.
-    Raises DamageError or TruncatedFileError where a file is not the one that the manifest lists,
+    files of segments that are not full are left out: their rows are loaded. Names are durable once
+    `pool_directory` is. Raises DamageError or TruncatedFileError where a file is not the one that the manifest lists,
     NoSpaceError, OSError.
     """
     directory = pool_directory(held.run_dir, header.ring)
@@ -56,7 +56,6 @@ def adopt_files(
         record, how = _adopt(held, snapshot, header, extent, line, next_sequence())
         adopted[extent.file] = record
         copied_bytes += record[6] if how == "copy" else 0
-    durable.fsync_directory(directory)
     if copied_bytes:
         logger.warning(
             "%s: the file system refuses hard links; %d bytes of %s were copied into the pool",
@@ -70,7 +69,8 @@ def adopt_files(
 def adopt_later(
     held: CommitLock, ring: str, files: Iterable[LaterFile], line: int
 ) -> dict[str, tuple[str, FileRecordTuple | None]]:
-    """Give files that are in a ring's pool already names under a new line; durable on return.
+    """Give files that are in a ring's pool already names under a new line; durable once
+    `pool_directory` is.
 
     Returns, by the old name, the path and, of a full segment, the record for the ring's segment
     table. Parts get the lowest numbers: a writer of the line must not use them for others.
@@ -90,8 +90,6 @@ def adopt_later(
             record = (line, *place, number, file.checksum, file.size_bytes)
         held.link_or_copy(os.path.join(directory, former.text), target)
         adopted[former.text] = (target, record)
-    if adopted:
-        durable.fsync_directory(directory)
     return adopted
 
 
@@ -214,6 +212,13 @@ def remove_other_lines(
             held.unlink(os.path.join(pool_directory(held.run_dir, ring), name))
             removed += 1
     return removed
+
+
+def remove_line(held: CommitLock, line: int) -> None:
+    """Unlink the pool files of a line that was not opened; not durable."""
+    for ring, name, found in list(_files(held.run_dir)):
+        if found == line:
+            held.unlink(os.path.join(pool_directory(held.run_dir, ring), name))
 
 
 def lines_in_pool(run_dir: str) -> set[str]:

@@ -138,6 +138,52 @@ def run_whole(
 
 
 @contextlib.contextmanager
+def run_beside(steps: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """Run a generator that yields once where no signal handler can interrupt it, its second part
+    beside the block, which gets what was yielded.
+
+    The end of the block waits for the generator's. What the generator raises comes at the beginning
+    or at the end, and in place of an error of the block, of which it may be the cause. Whatever a
+    handler raises comes when the generator has ended, with all that it does done. Where no thread
+    can be started, both parts come before the block.
+    """
+    came: list[T] = []
+    is_halfway = threading.Event()
+
+    def call() -> None:
+        try:
+            for value in steps():
+                came.append(value)
+                is_halfway.set()
+        finally:
+            is_halfway.set()
+
+    task = _Task(call)
+    try:
+        try:
+            _threads.start(task)
+        except RuntimeError as error:
+            if _NO_THREAD not in str(error):
+                raise
+            with _signals_blocked():
+                task.run()
+            task.finish()
+        is_halfway.wait()
+        if not came:
+            task.done.wait()
+            task.result()
+        yield came[0]
+        task.done.wait()
+    except BaseException as error:
+        if not task.take():  # else it has not begun, and never will
+            _outwait(task.done)
+        if isinstance(error, Exception) and task.error not in (None, error):
+            raise task.error from error
+        raise
+    task.result()
+
+
+@contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

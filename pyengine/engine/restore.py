@@ -2,8 +2,9 @@
 
     read    every file except replay segments, verified against the manifest
     decode  into values; compare with the live objects (nothing has changed so far)
-    line    open the new history, durable; give the replay files their names in the pool
-    rings   put the rows into storage of their own: files mapped and their headers checked
+    line    give the replay files their names in the pool, open the new history
+    rings   put the rows into storage of their own: files mapped and their headers checked; names
+            and line become durable meanwhile
     apply   modules, optimizers, schedulers, rings, other state, environments
     check   what is live now: finite parameters, the caller's own check
     late    generators and samplers, after every callable of the user
@@ -25,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine.capture.component import Component, Decoded, Phase
 from pyengine.capture.coverage import nonfinite_parameters
-from pyengine.catalog import markers
+from pyengine.catalog import markers, pool
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.later_rows import find_later_rows
-from pyengine.catalog.lines import Line, open_line
+from pyengine.catalog.lines import Line, draw_line, open_line, recording
 from pyengine.catalog.snapshot_files import read_files
 from pyengine.engine.comparison import absent, check_kind, compare_names
-from pyengine.engine.critical import run_whole
+from pyengine.engine.critical import run_beside, run_whole
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
 from pyengine.engine.sanity import run_check
@@ -88,8 +89,11 @@ class _Work:
 
 def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
     """Open the first line of a run, or a new one beside those that are there."""
-    rows = _present_rows(tracked)
-    line = _open_line(session, None, rows)
+    generation, rows = session.claim.generation, _present_rows(tracked)
+    # Where no interrupt can leave the lock held.
+    line = run_whole(
+        lambda: open_line(session.run_dir, generation, parent=None, start_rows=rows)
+    )
     _begin_line(session, tracked.rings.values(), line.id, None)
     return RestoreReport(None, line.text, run_dir=session.run_dir)
 
@@ -110,13 +114,12 @@ def restore_snapshot(
     generation = session.claim.generation
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
-    line = _open_line(session, info, start_rows)
-    run_whole(lambda: _adopt_files(session, work, line))
     with ExitStack() as prepared:
         goes_on = any(component.kind == "environment" for component in work.components(tracked))
-        for ring in work.rings.values():
-            prepared.callback(ring.close)
-            ring.prepare(options, line.id, keep_breaks=goes_on)
+        with run_beside(lambda: _open_line(session, work, start_rows)) as line:
+            for ring in work.rings.values():
+                prepared.callback(ring.close)
+                ring.prepare(options, line.id, keep_breaks=goes_on)
         with markers.applying(session.run_dir, generation, info.name):
             applying(True)
             # Rings that are exchanged get the line with their storage: the writer must not put
@@ -138,20 +141,24 @@ def restore_snapshot(
 
 
 def _open_line(
-    session: Session, parent: SnapshotInfo | None, start_rows: Mapping[str, Sequence[int]]
-) -> Line:
-    """Open a line under the commit lock, where no interrupt can leave the lock held."""
-    generation = session.claim.generation
-    return run_whole(
-        lambda: open_line(session.run_dir, generation, parent=parent, start_rows=start_rows)
-    )
+    session: Session, work: _Work, start_rows: Mapping[str, Sequence[int]]
+) -> Iterator[Line]:
+    """Open a line: yield it once the files of the rings have their names under it; names and
+    record are durable at the end.
 
-
-def _adopt_files(session: Session, work: _Work, line: Line) -> None:
-    generation = session.claim.generation
-    with commit_lock(session.run_dir, generation) as held:
-        for ring in work.rings.values():
-            ring.adopt(held, line.id)
+    The commit lock is held from here to there, for two waits for the disk: names come before the
+    record, so that one commit of its journal takes them and the record's temporary.
+    """
+    with commit_lock(session.run_dir, session.claim.generation) as held:
+        line = draw_line(held, parent=work.info, start_rows=start_rows)
+        try:
+            with recording(held, line) as directories:
+                for ring in work.rings.values():
+                    directories += ring.adopt(held, line.id)
+                yield line
+        except BaseException:
+            pool.remove_line(held, line.id)
+            raise
 
 
 def _present_rows(tracked: Tracked) -> dict[str, list[int]]:

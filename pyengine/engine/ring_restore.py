@@ -100,8 +100,9 @@ class RingRestore:
                 rows = np.arange(max(old.total_count, new.tail), new.total_count)
                 array[index * window + rows % window] = value
 
-    def adopt(self, held: CommitLock, line: int) -> None:
-        """Give the full segment files names in the pool, under the new line; durable on return."""
+    def adopt(self, held: CommitLock, line: int) -> list[str]:
+        """Give the full segment files names in the pool, under the new line; return the directories
+        that are to be made durable."""
         # The line is new, so that its file numbers begin anew.
         later = self._later.files if self._later is not None else {}
         adopted = pool.adopt_later(held, self._name, later.values(), line)
@@ -120,6 +121,7 @@ class RingRestore:
         replaced = () if self._later is None else self._later.replaced
         for file in {extent.file for extent in (*own, *replaced)}:
             self._files[file] = self._segment_file(file, records.get(file), directory)
+        return [directory]
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
         """Map and check the full segments, copy the open rows; eagerly, verify every block."""
@@ -202,8 +204,9 @@ class RingSkip:
     def read_ahead(self) -> None:
         """Nothing of the snapshot is used."""
 
-    def adopt(self, held: CommitLock, line: int) -> None:
+    def adopt(self, held: CommitLock, line: int) -> list[str]:
         """Nothing of the snapshot is used."""
+        return []
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
         """Make empty storage where the ring has rows; one without storage stays without."""

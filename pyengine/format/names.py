@@ -49,6 +49,7 @@ _POOL = re.compile(r"([0-9a-f]{16})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(\d{1,19})\
 _PART = re.compile(r"([0-9a-f]{16})-part-(\d{1,19})\.seg", re.ASCII)
 _GENERATION = re.compile(r"(\d{4,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\.(?:tmp|trash)-g(\d{4,19})-.+", re.ASCII | re.DOTALL)
+_TEMPORARY_LINE = re.compile(r"\.tmp-g\d{4,19}-([0-9a-f]{16})\.json", re.ASCII)
 _QUARANTINED = re.compile(r"(step-[^-]+)(?:-(\d{1,9}))?", re.ASCII)
 _MARKER = re.compile(r"(restoring)\.(.+)|(restored)\.(.+)\.marker")
 _LINE_FILE = re.compile(r"([0-9a-f]{16})\.json", re.ASCII)
@@ -177,6 +178,12 @@ def parse_generation_name(text: str) -> int | None:
 def temporary_name(generation: int, text: str) -> str:
     """Return the name of something that generation `generation` is still making."""
     return f"{TMP_PREFIX}g{generation:04d}-{text}"
+
+
+def parse_temporary_line(text: str) -> int | None:
+    """Return the line whose record a temporary is to become; None where it is no such temporary."""
+    match = _TEMPORARY_LINE.fullmatch(text)
+    return int(match[1], 16) if match else None
 
 
 def trash_name(generation: int, text: str) -> str:

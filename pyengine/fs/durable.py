@@ -3,37 +3,24 @@
 Nothing here writes into a file that already existed. A file whose write or fsync failed is lost:
 it is unlinked and the error raised; whoever still has the bytes writes them again under a new name
 (after a failed fsync the kernel has dropped the dirty pages, and a second fsync would lie).
-
-Large files go out by O_DIRECT in chunks of 8 MiB, each hashed while it is in the cache. Memory that
-is not aligned passes through a bounce buffer, and a tail shorter than a page is written buffered.
-Where the file system refuses O_DIRECT everything is buffered, flushed every 64 MiB so that a burst
-of dirty pages never stalls the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import xxhash
 
 from pyengine.config import PAGE_BYTES
 from pyengine.errors import NoSpaceError
 from pyengine.fs import door
 from pyengine.fs.door import Buffer
 from pyengine.fs.limits import explain
+from pyengine.fs.stream import CHUNK_BYTES, write_pieces
 
-CHUNK_BYTES = 8 * 1024 * 1024
-"""Size of one write, and of what is hashed at a time."""
-
-_BYPASS_BYTES = 16 * PAGE_BYTES
-_FLUSH_BYTES = 64 * 1024 * 1024
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 _CANNOT_CLONE = (
@@ -70,22 +57,32 @@ def write_file(
     `direct` the bytes bypass the page cache where memory, file and file system allow. On any
     error the file is removed again. Raises NoSpaceError, OSError.
     """
+    size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+    is_direct = direct and size_bytes >= PAGE_BYTES
+    with (
+        _no_space_is_typed(directory, size_bytes),
+        _making(directory, name, direct=is_direct) as fd,
+    ):
+        digest = write_pieces(fd, pieces, hashed=hashed)
+        door.active.fsync(fd)
+    return Written(size_bytes, digest)
+
+
+@contextlib.contextmanager
+def _making(directory: str | int, name: str, *, direct: bool = False) -> Iterator[int]:
+    """Make a new file and yield its descriptor, closed at the end; an exception removes the file."""
     dir_fd = directory if isinstance(directory, int) else None
     path = name if isinstance(directory, int) else os.path.join(directory, name)
-    size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
-    with _no_space_is_typed(directory, size_bytes):
-        fd = _open_new(path, dir_fd, direct=direct and size_bytes >= PAGE_BYTES)
+    fd = _open_new(path, dir_fd, direct=direct)
+    try:
         try:
-            try:
-                digest = _write_pieces(fd, pieces, hashed=hashed)
-                door.active.fsync(fd)
-            finally:
-                door.active.close(fd)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                door.active.unlink(path, dir_fd=dir_fd)
-            raise
-    return Written(size_bytes, digest)
+            yield fd
+        finally:
+            door.active.close(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            door.active.unlink(path, dir_fd=dir_fd)
+        raise
 
 
 def _open_new(path: str, dir_fd: int | None, *, direct: bool) -> int:
@@ -100,124 +97,6 @@ def _open_new(path: str, dir_fd: int | None, *, direct: bool) -> int:
             with contextlib.suppress(FileNotFoundError):
                 door.active.unlink(path, dir_fd=dir_fd)
     return door.active.open(path, flags, dir_fd=dir_fd)
-
-
-class _Stream:
-    """The end of the file being written: direct while the kernel accepts it, buffered after."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._unflushed = 0
-        self.offset = 0
-        self.is_direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
-
-    def put(self, view: memoryview) -> bool:
-        """Write `view`. False: refused for its memory or size alignment, nothing was written."""
-        try:
-            door.active.pwrite(self._fd, view, self.offset)
-        except OSError as error:
-            if error.errno == errno.EINVAL and self.is_direct:
-                return False
-            raise
-        self.offset += len(view)
-        if not self.is_direct:
-            self._unflushed += len(view)
-            if self._unflushed >= _FLUSH_BYTES:
-                door.active.fdatasync(self._fd)
-                self._unflushed = 0
-        return True
-
-    def go_buffered(self) -> None:
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        self.is_direct = False
-
-
-def _write_pieces(fd: int, pieces: Sequence[Buffer], *, hashed: bool) -> int:
-    stream = _Stream(fd)
-    digest = xxhash.xxh3_64()
-    with contextlib.ExitStack() as stack:
-        bounce: _Bounce | None = None
-        for chunk in _chunks(pieces):
-            if hashed:
-                digest.update(chunk)
-            if stream.is_direct:
-                bounce = bounce or stack.enter_context(contextlib.closing(_Bounce(stream)))
-                bounce.put(chunk)
-            else:
-                stream.put(chunk)
-        if bounce is not None:
-            bounce.flush_tail()
-    return int(digest.intdigest()) if hashed else 0
-
-
-def _chunks(pieces: Sequence[Buffer]) -> Iterator[memoryview]:
-    for piece in pieces:
-        view = memoryview(piece).cast("B")
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield view[start : start + CHUNK_BYTES]
-
-
-class _Bounce:
-    """Page-aligned memory in front of a direct stream; aligned chunks go past it.
-
-    Once the kernel has refused the memory of one chunk, the rest of the file goes through here.
-    """
-
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
-        self._memory: mmap.mmap | None = None
-        self._filled = 0
-        self._refused = False
-
-    def put(self, chunk: memoryview) -> None:
-        if self._filled % PAGE_BYTES == 0 and len(chunk) >= _BYPASS_BYTES and not self._refused:
-            self._flush()
-            whole = len(chunk) - len(chunk) % PAGE_BYTES
-            if self._stream.put(chunk[:whole]):
-                chunk = chunk[whole:]
-            else:
-                self._refused = True
-        while len(chunk):
-            memory = self._buffer()
-            taken = min(len(chunk), CHUNK_BYTES - self._filled)
-            memory[self._filled : self._filled + taken] = chunk[:taken]
-            self._filled += taken
-            chunk = chunk[taken:]
-            if self._filled == CHUNK_BYTES:
-                self._flush()
-
-    def flush_tail(self) -> None:
-        """Write what is left; a tail shorter than a page cannot be direct."""
-        tail = self._filled % PAGE_BYTES
-        memory = self._buffer() if self._filled else None
-        whole = self._filled - tail
-        if memory is not None and whole:
-            self._write(memoryview(memory)[:whole])
-        if memory is not None and tail:
-            self._stream.go_buffered()
-            self._write(memoryview(memory)[whole : whole + tail])
-        self._filled = 0
-
-    def close(self) -> None:
-        if self._memory is not None:
-            with contextlib.suppress(BufferError):
-                self._memory.close()
-
-    def _flush(self) -> None:
-        if self._filled:
-            self._write(memoryview(self._buffer())[: self._filled])
-            self._filled = 0
-
-    def _write(self, view: memoryview) -> None:
-        if not self._stream.put(view):
-            self._stream.go_buffered()
-            self._stream.put(view)
-
-    def _buffer(self) -> mmap.mmap:
-        if self._memory is None:
-            self._memory = mmap.mmap(-1, CHUNK_BYTES)
-        return self._memory
 
 
 @contextlib.contextmanager
@@ -316,11 +195,52 @@ def replace_file(directory: str, name: str, data: Buffer, *, temporary: str) -> 
 
     A stale `temporary` of the same name is removed first. Raises NoSpaceError, OSError.
     """
+    with replacing_file(directory, name, data, temporary=temporary):
+        pass
+
+
+@contextlib.contextmanager
+def replacing_file(
+    directory: str, name: str, data: Buffer, *, temporary: str
+) -> Iterator[list[str]]:
+    """Do what `replace_file` does around a block without whose work `name` must not be seen.
+
+    The block finds `temporary` in its place, not durable yet, and adds directories to the list that
+    it is given: they are made durable after `temporary` (a journal that has its names has those of
+    the block then) and before the rename. An exception removes `temporary`.
+    """
+    directories: list[str] = []
+    size_bytes = memoryview(data).nbytes
+    _remove_stale(directory, temporary)
+    with contextlib.ExitStack() as made:
+        with _no_space_is_typed(directory, size_bytes):
+            fd = made.enter_context(_making(directory, temporary))
+            write_pieces(fd, [data], hashed=False)
+        yield directories
+        with _no_space_is_typed(directory, size_bytes):
+            door.active.fsync(fd)
+        for path in dict.fromkeys(directories):
+            fsync_directory(path)
+        rename(os.path.join(directory, temporary), os.path.join(directory, name))
+    fsync_directory(directory)
+
+
+def place_file(directory: str, name: str, data: Buffer, *, temporary: str) -> None:
+    """Put `data` under `name` in one step, for every process and for no power cut.
+
+    Waits for no disk. After a power cut `name` may be absent, as it was, empty or torn: for what a
+    reader recognises as such and can do without. Raises NoSpaceError, OSError.
+    """
+    _remove_stale(directory, temporary)
+    with _no_space_is_typed(directory, memoryview(data).nbytes):
+        with _making(directory, temporary) as fd:
+            write_pieces(fd, [data], hashed=False)
+        rename(os.path.join(directory, temporary), os.path.join(directory, name))
+
+
+def _remove_stale(directory: str, temporary: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         door.active.unlink(os.path.join(directory, temporary))
-    write_file(directory, temporary, [data], hashed=False)
-    rename(os.path.join(directory, temporary), os.path.join(directory, name))
-    fsync_directory(directory)
 
 
 def replace_symlink(directory: str, name: str, target: str, *, temporary: str) -> None:
@@ -328,8 +248,7 @@ def replace_symlink(directory: str, name: str, target: str, *, temporary: str) -
 
     Raises NoSpaceError, OSError.
     """
-    with contextlib.suppress(FileNotFoundError):
-        door.active.unlink(os.path.join(directory, temporary))
+    _remove_stale(directory, temporary)
     with _no_space_is_typed(directory, PAGE_BYTES):
         door.active.symlink(target, os.path.join(directory, temporary))
     rename(os.path.join(directory, temporary), os.path.join(directory, name))

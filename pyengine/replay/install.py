@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from pyengine._native.ring import BlockFault, RingCore
 from pyengine.errors import ClosedError, DamageError, ForkedProcessError, StateMismatchError
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.document import INTEGER_MAX
+from pyengine.format.segment import SegmentHeader
 from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles, holds_segment
@@ -25,6 +27,9 @@ from pyengine.replay.storage import Storage
 
 _FILES_AHEAD = 3
 """Of an eager restore: the one that is verified, and two that the disk reads meanwhile."""
+
+_UNPROVEN_MAX = 256
+"""Files that are mapped and open until they are proven; a process may have 1,024."""
 
 _DRAWS_AHEAD = 256
 """A usual batch. More would come before its turn, and in the way of what somebody waits for."""
@@ -148,11 +153,15 @@ def install(
             for extent in header.extents
             if extent.first_row + extent.row_count > tails[extent.lane]
         ]
+        full = [extent for extent in extents if files[extent.file].record is not None]
+        unproven = _map_full(storage, opened, header, full)
+        if not eager and header.priorities is None and not storage.plan.schema.stacks:
+            _ask_draws(core, _read_sampler(header.sampler)[:2])
+        while unproven:
+            _prove(storage, opened, unproven.popleft())
         images = _OpenImages(storage)
         for extent in extents:
-            if files[extent.file].record is not None:
-                _map_full(storage, opened, header, extent)
-            else:
+            if files[extent.file].record is None:
                 _copy_open(storage, opened, header, extent, images)
         for extent in replaced:
             _verify_replaced(storage, opened, extent)
@@ -164,13 +173,14 @@ def install(
     core.lost_updates = _read_sampler(header.sampler)[2]
     if storage.plan.schema.stacks:
         build_marks(storage)
-    if not eager and header.priorities is None:
-        _ask_draws(core, _read_sampler(header.sampler)[:2])
+        if not eager and header.priorities is None:
+            _ask_draws(core, _read_sampler(header.sampler)[:2])
     return storage.valid_rows()
 
 
 def _ask_draws(core: RingCore, seed_state: tuple[int, int]) -> None:
-    """Have the rows of the first batch read while the restore goes on: which they are is known.
+    """Have the rows of the first batch read while the restore goes on: which they are is known
+    once files are mapped and, where rows have marks, these are built.
 
     In a thread: to ask for so many places takes some 5 ms of a core.
     """
@@ -215,36 +225,57 @@ class _OpenImages:
                 self.place(lane, record.total_count // rows)
 
 
-def _map_full(storage: Storage, opened: SegmentFiles, header: BufferHeader, extent: Extent) -> None:
-    """Let a full segment live in its file; several extents name it where it has holes."""
-    rows = storage.plan.segment_rows
-    lane, segment = extent.lane, (extent.first_row - extent.file_row) // rows
-    key, path = (lane, segment), opened.files[extent.file].path
-    if storage.paths.get(key) == path:
-        return
-    mapping, found = opened.map(extent.file)
-    is_image = (
-        holds_segment(found, storage.plan, lane, segment)
-        and extent.first_row - extent.file_row == segment * rows
-        and extent.file_row + extent.row_count <= rows
-        and (segment + 1) * rows <= header.lanes[lane].total_count
-        and key not in storage.paths
-    )
-    if not is_image:
-        mapping.close()
-        run = found.runs[0]
-        raise DamageError(
-            f"{path}: does not hold segment {segment} of lane {lane}, as the buffer header says",
-            path=path,
-            offset=0,
-            expected=(lane, segment * rows, rows),
-            got=(run.lane, run.first_row, run.row_count),
+def _map_full(
+    storage: Storage, opened: SegmentFiles, header: BufferHeader, extents: Iterable[Extent]
+) -> deque[tuple[Extent, int]]:
+    """Let full segments live in their files; return those, with their numbers, that are still to be
+    proven, so that the disk reads meanwhile. Several extents name one that has holes."""
+    rows, file_bytes = storage.plan.segment_rows, storage.plan.layout.file_bytes
+    unproven: deque[tuple[Extent, int]] = deque()
+    for extent in extents:
+        file, lane = opened.files[extent.file], extent.lane
+        first_row = extent.first_row - extent.file_row
+        segment = first_row // rows
+        if storage.paths.get((lane, segment)) == file.path:
+            continue
+        if len(unproven) == _UNPROVEN_MAX:
+            _prove(storage, opened, unproven.popleft())
+        mapping = opened.map(extent.file)
+        is_place = (
+            mapping.size == file_bytes
+            and first_row == segment * rows
+            and extent.file_row + extent.row_count <= rows
+            and (segment + 1) * rows <= header.lanes[lane].total_count
+            and (lane, segment) not in storage.paths
         )
-    record = opened.files[extent.file].record
-    assert record is not None
-    storage.mapped[key] = mapping
-    storage.paths[key] = path
-    storage.core.map_segment(lane, segment, mapping.address, record)
+        if not is_place:
+            mapping.close()
+            raise _elsewhere(file.path, extent, segment, opened.prove(extent.file))
+        assert file.record is not None
+        storage.mapped[lane, segment] = mapping
+        storage.paths[lane, segment] = file.path
+        storage.core.map_segment(lane, segment, mapping.address, file.record)
+        unproven.append((extent, segment))
+    return unproven
+
+
+def _prove(storage: Storage, opened: SegmentFiles, mapped: tuple[Extent, int]) -> None:
+    """Raise DamageError unless a mapped file is the one on record and holds the segment."""
+    extent, segment = mapped
+    found = opened.prove(extent.file)
+    if not holds_segment(found, storage.plan, extent.lane, segment):
+        raise _elsewhere(opened.files[extent.file].path, extent, segment, found)
+
+
+def _elsewhere(path: str, extent: Extent, segment: int, found: SegmentHeader) -> DamageError:
+    run, rows = found.runs[0], found.row_capacity
+    return DamageError(
+        f"{path}: does not hold segment {segment} of lane {extent.lane}, as the buffer header says",
+        path=path,
+        offset=0,
+        expected=(extent.lane, extent.first_row - extent.file_row, rows),
+        got=(run.lane, run.first_row, run.row_count),
+    )
 
 
 def _verify_mapped(storage: Storage) -> None:

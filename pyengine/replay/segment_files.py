@@ -192,6 +192,7 @@ class SegmentFiles:
         self.files = files
         self._plan = plan
         self._open: dict[str, OpenFile] = {}
+        self._mapped: dict[str, int] = {}
         self._fds: list[int] = []
         self._headers = FullHeaders(plan.layout)
 
@@ -199,6 +200,8 @@ class SegmentFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        while self._mapped:
+            door.active.close(self._mapped.popitem()[1])
         while self._fds:
             door.active.close(self._fds.pop())
 
@@ -211,16 +214,22 @@ class SegmentFiles:
             self._open[name] = self._check(fd, size, file)
         return self._open[name]
 
-    def map(self, name: str) -> tuple[MemoryMapping, SegmentHeader]:
-        """Map a file, which is the caller's then, its header and block table proven."""
-        file = self.files[name]
-        fd, size = _open_file(file.path)
-        try:
-            frame = read_full_frame(fd, self._headers, file.checksum)
-            header = self._check(fd, size, file).header if frame is None else frame[0]
-            return MemoryMapping.file(fd, size), header
-        finally:
-            door.active.close(fd)
+    def map(self, name: str) -> MemoryMapping:
+        """Map a file, which is the caller's then. Nothing of it is proven before `prove`, for which
+        it stays open."""
+        fd, size = _open_file(self.files[name].path)
+        former, self._mapped[name] = self._mapped.get(name), fd
+        if former is not None:
+            door.active.close(former)
+        return MemoryMapping.file(fd, size)
+
+    def prove(self, name: str) -> SegmentHeader:
+        """Return the header of a mapped file; it and the block table are proven."""
+        file, fd = self.files[name], self._mapped[name]
+        frame = read_full_frame(fd, self._headers, file.checksum)
+        header = frame[0] if frame else self._check(fd, os.fstat(fd).st_size, file).header
+        door.active.close(self._mapped.pop(name))
+        return header
 
     def _check(self, fd: int, size: int, file: SegmentFile) -> OpenFile:
         try:

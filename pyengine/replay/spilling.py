@@ -121,12 +121,17 @@ class Spiller:
         assert self.pool is not None
         path = os.path.join(self.pool, names.PoolName(*record[:5]).text)
         with SegmentFiles({path: SegmentFile(path, record[5], record)}, self._plan) as opened:
-            mapping, header = opened.map(path)
-        if not holds_segment(header, self._plan, lane, segment):
-            mapping.close()
-            raise DamageError(
-                f"{path}: does not hold segment {segment} of lane {lane}", path=path, offset=0
-            )
+            mapping = opened.map(path)
+            try:
+                if not holds_segment(opened.prove(path), self._plan, lane, segment):
+                    raise DamageError(
+                        f"{path}: does not hold segment {segment} of lane {lane}",
+                        path=path,
+                        offset=0,
+                    )
+            except BaseException:
+                mapping.close()
+                raise
         self._paths[key] = path
         kept = self._mapped.setdefault(key, mapping)
         if kept is not mapping:

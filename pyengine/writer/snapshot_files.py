@@ -17,6 +17,7 @@ from pyengine.format import names
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.manifest import FileRecord
 from pyengine.fs import durable
+from pyengine.fs.stream import CHUNK_BYTES
 from pyengine.shm.arena import Arena
 from pyengine.writer.extents import PieceFinder, Pieces, buffer_header
 from pyengine.writer.mending import mend_steps
@@ -240,6 +241,6 @@ def _hash(pieces: Sequence[bytes | memoryview]) -> int:
     digest = xxhash.xxh3_64()
     for piece in pieces:
         view = memoryview(piece)
-        for start in range(0, len(view), durable.CHUNK_BYTES):
-            digest.update(view[start : start + durable.CHUNK_BYTES])
+        for start in range(0, len(view), CHUNK_BYTES):
+            digest.update(view[start : start + CHUNK_BYTES])
     return digest.intdigest()

@@ -11,6 +11,8 @@ import pytest
 import pyengine
 from pyengine.format import names
 from pyengine.format.segment import parse_header
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Recorder, Rule
 
 ROWS = 64
 
@@ -95,3 +97,61 @@ def test_a_ring_that_a_restore_leaves_as_it_is_keeps_its_files(tmp_path: Path) -
         engine.track(replay=again, counters={"n": 0})
         engine.restore()
         assert again[again.refs()]["x"].tolist() == list(range(2 * ROWS, 3 * ROWS))
+
+
+def saved_run(run_dir: Path) -> None:
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        engine.restore()
+        fill(ring, ROWS)
+        engine.snapshot(0).wait(60)
+
+
+def test_a_restore_waits_for_the_disk_three_times_in_one_hold_of_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    saved_run(run_dir)
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        recorder = Recorder()
+        monkeypatch.setattr(door, "active", recorder)
+        report = engine.restore()
+        monkeypatch.undo()
+    temporary = run_dir / "lines" / names.temporary_name(2, f"{report.line}.json")
+    record = run_dir / "lines" / f"{report.line}.json"
+    calls = [(call.op, *call.paths) for call in recorder.ops("link", "fsync", "rename")]
+    linked = [call for call in calls if call[0] == "link"]
+    assert len(linked) > 2
+    assert calls[: len(linked) + 4] == [
+        *linked,
+        ("fsync", str(temporary)),
+        ("fsync", str(run_dir / "segments" / "replay")),
+        ("rename", str(temporary), str(record)),
+        ("fsync", str(run_dir / "lines")),
+    ]
+    assert [op for op, *_ in calls].count("fsync") == 3
+
+
+@pytest.mark.parametrize("op", ["link", "fsync", "rename"])
+def test_a_restore_that_cannot_open_its_line_leaves_no_name_in_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    run_dir = tmp_path / "run"
+    saved_run(run_dir)
+    with new_ring() as ring, pyengine.SnapshotEngine(run_dir) as engine:
+        engine.track(replay=ring)
+        before = sorted(os.listdir(run_dir / "segments" / "replay"))
+        for nth in (1, 2):
+            rule = Rule(op=op, action="error", errno="EIO", nth=nth)
+            monkeypatch.setattr(door, "active", FaultDoor([rule]))
+            if op == "rename" and nth == 2:
+                break  # that is a marker's
+            with pytest.raises(OSError, match="Input/output"):
+                engine.restore()
+            assert sorted(os.listdir(run_dir / "segments" / "replay")) == before
+            assert [name for name in os.listdir(run_dir / "lines") if name.startswith(".")] == []
+            assert len(ring) == 0
+        monkeypatch.undo()
+        assert engine.restore().global_step == 0
+        assert len(ring) == ROWS

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pyengine.cli.measure.workload import PROBE_BYTES
 from pyengine.fs import door, durable
+from pyengine.fs.stream import CHUNK_BYTES
 
 _REPEATS = 3
 _SMALL_FILES = 10
@@ -38,8 +39,8 @@ class Resident:
 def measure_disk(directory: str) -> Disk:
     """Write and read files in `directory`; medians of some. Removes them. NoSpaceError, OSError."""
     writes, reads = [], []
-    with mmap.mmap(-1, durable.CHUNK_BYTES) as source:
-        source[:] = os.urandom(durable.CHUNK_BYTES)
+    with mmap.mmap(-1, CHUNK_BYTES) as source:
+        source[:] = os.urandom(CHUNK_BYTES)
         with memoryview(source) as chunk:
             for number in range(_REPEATS):
                 name = f"probe-{number}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import shutil
 
 import pytest
 
+from faulty_fork import DONE, run_faulty
+
 from pyengine.catalog import lines, pool
+from pyengine.catalog.claim import claim_run
 from pyengine.catalog.commit_lock import commit_lock
+from pyengine.catalog.verify import verify_snapshot
 from pyengine.errors import DamageError, StaleGenerationError, TruncatedFileError
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader
@@ -86,6 +92,41 @@ def test_first_commit_of_a_line_removes_the_pool_of_others(committed, make):
     make.publish(run.run_dir, sequence=2, line=new.id)
     left = {name[:16] for name in os.listdir(directory)}
     assert left == {new.text, names.line_text(12345)}
+
+
+def _open_with_files(run_dir, generation, info, header):
+    """Open a line with a snapshot's files, as a restore does; no error is met on the way."""
+    counter = itertools.count(1)
+    with commit_lock(run_dir, generation) as held:
+        line = lines.draw_line(held, parent=info, start_rows={"replay": [10, 3]})
+        with lines.recording(held, line) as directories:
+            pool.adopt_files(held, info, header, line=line.id, next_sequence=lambda: next(counter))
+            directories.append(pool.pool_directory(run_dir, "replay"))
+
+
+def test_names_and_record_of_a_line_come_together_wherever_a_restore_is_killed(committed):
+    run, info, header = committed
+    run.release()
+    ends, opened = [], 0
+    while DONE not in ends:
+        with claim_run(run.run_dir, wait_seconds=0) as owned:
+            opening = functools.partial(
+                _open_with_files, run.run_dir, owned.generation, info, header
+            )
+            ends.append(run_faulty(opening, len(ends) + 1, "kill"))
+        with claim_run(run.run_dir, wait_seconds=0):
+            recorded = set(lines.read_lines(run.run_dir))
+            assert pool.lines_in_pool(run.run_dir) == recorded
+            left = os.listdir(os.path.join(run.run_dir, "lines"))
+            assert left == [f"{line}.json" for line in recorded]
+        # Each line that is there takes calls to read.
+        for line in recorded:
+            opened += 1
+            os.unlink(os.path.join(run.run_dir, "lines", f"{line}.json"))
+            shutil.rmtree(pool.pool_directory(run.run_dir, "replay"))
+    assert len(ends) > 10
+    assert opened > 1, "one was killed after its line was open"
+    assert verify_snapshot(info.path) == []
 
 
 def test_removing_needs_the_newest_generation(committed):

@@ -176,6 +176,32 @@ def test_exception_while_applying_removes_the_marker(run, make):
     assert markers.restored_snapshots(run.run_dir) == set()
 
 
+@pytest.mark.parametrize("left", ["empty", "torn", "zeros"])
+def test_what_a_power_cut_leaves_of_a_marker_counts_no_death(run, make, left):
+    info = make.publish(run.run_dir)
+    path = os.path.join(run.run_dir, "recovery", f"restoring.{info.name}")
+    with markers.applying(run.run_dir, 1, info.name):
+        with open(path, "rb") as file:
+            whole = file.read()
+        data = {"empty": b"", "torn": whole[:-20], "zeros": bytes(len(whole))}[left]
+        with open(path, "wb") as file:
+            file.write(data)
+        assert markers.restore_deaths(run.run_dir) == {}
+        assert markers.marked_snapshots(run.run_dir) == {info.name}
+        with markers.applying(run.run_dir, 1, info.name):
+            assert markers.restore_deaths(run.run_dir) == {info.name: 1}
+
+
+def test_markers_wait_for_no_disk(run, make, monkeypatch):
+    info = make.publish(run.run_dir)
+    recorder = Recorder()
+    monkeypatch.setattr(door, "active", recorder)
+    with markers.applying(run.run_dir, 1, info.name):
+        markers.mark_restored(run.run_dir, 1, info.name)
+    assert len(recorder.ops("rename")) == 2
+    assert recorder.ops("fsync", "fdatasync") == []
+
+
 def test_restored_snapshots_are_remembered(run, make):
     info = make.publish(run.run_dir)
     markers.mark_restored(run.run_dir, 1, info.name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyengine.engine import critical
-from pyengine.engine.critical import is_in_signal_handler, run_whole
+from pyengine.engine.critical import is_in_signal_handler, run_beside, run_whole
 
 
 @pytest.fixture
@@ -110,6 +110,96 @@ def test_another_thread_calls_directly() -> None:
     thread.start()
     thread.join()
     assert names == ["mine"]
+
+
+class Halves:
+    """Two parts of a call: what was done of them, and which waits for whom."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.done: list[str] = []
+        self.block_ended = threading.Event()
+        self._fails = fails
+
+    def steps(self) -> Iterator[int]:
+        self._do("first")
+        yield 7
+        assert self.block_ended.wait(60), "the block does not wait for the second part"
+        self._do("second")
+
+    def _do(self, part: str) -> None:
+        if part == self._fails:
+            raise OSError(part)
+        self.done.append(part)
+
+
+def test_the_second_part_runs_beside_the_block_which_ends_after_it() -> None:
+    halves = Halves()
+    with run_beside(halves.steps) as value:
+        assert (value, halves.done) == (7, ["first"])
+        halves.done.append("block")
+        halves.block_ended.set()
+    assert halves.done == ["first", "block", "second"]
+
+
+@pytest.mark.parametrize("part", ["first", "second"])
+def test_what_a_part_raises_comes_before_or_after_the_block(part: str) -> None:
+    halves = Halves(fails=part)
+    begun: list[int] = []
+
+    def run() -> None:
+        with run_beside(halves.steps) as value:
+            begun.append(value)
+            halves.block_ended.set()
+
+    with pytest.raises(OSError, match=part):
+        run()
+    assert begun == ([] if part == "first" else [7])
+
+
+@pytest.mark.parametrize("fails", ["", "second"])
+def test_an_error_of_the_block_waits_for_the_second_part_and_gives_way_to_its_error(
+    fails: str,
+) -> None:
+    halves = Halves(fails=fails)
+
+    def run() -> None:
+        with run_beside(halves.steps):
+            halves.block_ended.set()
+            raise KeyError("of the block")
+
+    with pytest.raises(OSError if fails else KeyError, match=fails or "of the block"):
+        run()
+    assert halves.done == (["first"] if fails else ["first", "second"])
+
+
+@pytest.mark.parametrize("fails", ["", "second"])
+def test_an_interrupt_of_the_block_comes_when_both_parts_have_ended(fails: str) -> None:
+    halves = Halves(fails=fails)
+
+    def run() -> None:
+        with run_beside(halves.steps):
+            halves.block_ended.set()
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert halves.done == (["first"] if fails else ["first", "second"])
+
+
+@pytest.mark.usefixtures("no_thread_yet")
+def test_where_no_thread_can_be_started_both_parts_come_before_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    halves = Halves()
+    halves.block_ended.set()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with run_beside(halves.steps) as value:
+        assert (value, halves.done) == (7, ["first", "second"])
+    with pytest.raises(KeyError), run_beside(halves.steps):
+        raise KeyError
 
 
 class Handlers:

@@ -150,6 +150,42 @@ def test_replace_is_written_synced_renamed_and_synced_in_that_order(tmp_path, re
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
+def test_what_a_name_must_not_be_without_is_made_and_durable_before_it(tmp_path, recorder):
+    (tmp_path / "beside").mkdir()
+    here, temporary, beside = str(tmp_path), str(tmp_path / ".tmp-file"), str(tmp_path / "beside")
+    with durable.replacing_file(here, "file", b"new", temporary=".tmp-file") as directories:
+        assert (tmp_path / ".tmp-file").read_bytes() == b"new"
+        assert recorder.ops("fsync", "rename") == []
+        directories += [beside, beside]
+    synced = [(call.op, call.paths[0]) for call in recorder.ops("fsync", "rename")]
+    assert synced == [
+        ("fsync", temporary), ("fsync", beside), ("rename", temporary), ("fsync", here)
+    ]  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["beside", "file"]
+
+
+@pytest.mark.parametrize("op", ["block", "fsync", "rename"])
+def test_a_failure_on_the_way_leaves_neither_name_nor_temporary(tmp_path, armed, op):
+    def replace():
+        with durable.replacing_file(str(tmp_path), "file", b"new", temporary=".tmp-file"):
+            if op == "block":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    armed(Rule(op=op if op != "block" else "clone", action="error", errno="EIO"))
+    with pytest.raises(OSError, match="Input/output"):
+        replace()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_for_processes_is_placed_in_one_step_and_waits_for_no_disk(tmp_path, recorder):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / ".tmp-file").write_bytes(b"stale")
+    durable.place_file(str(tmp_path), "file", b"new", temporary=".tmp-file")
+    assert [call.op for call in recorder.ops("pwrite", "fsync", "rename")] == ["pwrite", "rename"]
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
 def test_failed_replace_keeps_the_old_file(tmp_path, armed):
     (tmp_path / "file").write_bytes(b"old")
     armed(Rule(op="rename", action="error", errno="EIO"))
