@@ -116,7 +116,7 @@ cdef extern from "ring.h" nogil:
                              const pe_source *values, uint64_t *lost, pe_fault *fault)
     void pe_ring_refs_at(const pe_ring *ring, const int64_t *positions, uint64_t count,
                          int64_t *refs)
-    void pe_ring_ask_draws(pe_ring *ring, const pe_pcg64 *rng, uint64_t count)
+    void pe_ring_ask_draws(pe_ring *ring, const pe_pcg64 *rng, uint64_t count, bint verifies)
     pe_status pe_ring_verify(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t first,
                              uint64_t end, pe_fault *fault)
     void pe_ring_map_pages(pe_ring *ring, uint64_t lane, uint64_t segment, uint64_t offset,

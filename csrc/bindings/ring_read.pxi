@@ -55,7 +55,7 @@ cdef class RingRead(RingAppend):
         self._ring.rng = rng
         pthread_mutex_unlock(&self._ring.draw)
 
-    def ask_draws(self, tuple seed_state, uint64_t count):
+    def ask_draws(self, tuple seed_state, uint64_t count, bint verified=False):
         cdef pe_pcg64 rng
         cdef pe_status status
         self._check()
@@ -63,7 +63,7 @@ cdef class RingRead(RingAppend):
         with nogil:
             status = pe_ring_lock_shared(&self._ring)
             if status == PE_OK:
-                pe_ring_ask_draws(&self._ring, &rng, count)
+                pe_ring_ask_draws(&self._ring, &rng, count, verified)
                 pe_ring_unlock(&self._ring)
         _report(status, NULL)
 

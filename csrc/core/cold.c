@@ -136,7 +136,7 @@ static void ask_known(const struct pe_ring *ring, const struct pe_place *places,
 enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
                                      uint64_t count, uint8_t *const *outputs,
                                      struct pe_fault *fault) {
-  if (pe_mapped_asks()) ask_known(ring, places, count, outputs);
+  if (outputs != NULL && pe_mapped_asks()) ask_known(ring, places, count, outputs);
   const uint64_t room = list_cold(ring, places, count, outputs, NULL, 0);
   if (room == 0) return PE_OK;
   struct read *reads = malloc((size_t)room * sizeof *reads);

@@ -156,7 +156,8 @@ done:
   return status;
 }
 
-void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count) {
+void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count,
+                       bool verifies) {
   int64_t *refs = calloc((size_t)count + 1, sizeof *refs);
   struct pe_place *places = calloc((size_t)count + 1, sizeof *places);
   struct pe_fault fault;
@@ -168,7 +169,9 @@ void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_
   ring->rng = present;
   pthread_mutex_unlock(&ring->draw);
   if (status == PE_OK) status = find_rows(ring, refs, count, places, &fault);
-  if (status == PE_OK) pe_mapped_ask_rows(ring, places, count);
+  if (status == PE_OK && !verifies) pe_mapped_ask_rows(ring, places, count);
+  /* What is damaged is met, and told, by whoever needs it. */
+  if (status == PE_OK && verifies) (void)pe_mapped_verify_rows(ring, places, count, NULL, &fault);
 done:
   free(refs);
   free(places);

@@ -36,7 +36,8 @@ bool pe_block_is_verified(const struct pe_ring *ring, const struct pe_block *blo
 enum pe_status pe_block_verify(struct pe_ring *ring, const struct pe_block *block,
                                struct pe_fault *fault);
 
-/* Verify every mapped block that rows of the fields with an output lie in; the reads of those that
+/* Verify every mapped block that rows of the fields with an output lie in (without outputs: of all
+ * fields); the reads of those that
  * nobody has verified yet overlap (cold.c). */
 enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
                                      uint64_t count, uint8_t *const *outputs,

@@ -224,9 +224,10 @@ enum pe_status pe_ring_gather(struct pe_ring *ring, const int64_t *refs, uint64_
                               struct pe_fault *fault);
 
 /* Start reading, from mapped files, the rows that the next `count` draws of a generator in state `rng`
- * give: a restore knows them before anybody asks. A hint: it waits for nothing and cannot fail.
- * Shared lock held. */
-void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count);
+ * give: a restore knows them before anybody asks. It waits for nothing, or with `verifies` for the
+ * disk, until their blocks are verified. A hint: it cannot fail. Shared lock held. */
+void pe_ring_ask_draws(struct pe_ring *ring, const struct pe_pcg64 *rng, uint64_t count,
+                       bool verifies);
 
 /* Verify blocks [first, end) of a segment that lives in a mapped file, those that are verified
  * already left out; PE_OK where it is none. Shared lock held. */

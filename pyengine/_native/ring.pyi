@@ -163,8 +163,9 @@ class RingCore:
         """
     def priority_tree(self) -> list[tuple[bytes, bytes]]:
         """Return all nodes, brought up to date: float64 sums and minima by level, leaves first."""
-    def ask_draws(self, seed_state: tuple[int, int], count: int) -> None:
-        """Start reading the rows that so many draws of a generator in this state will give."""
+    def ask_draws(self, seed_state: tuple[int, int], count: int, verified: bool = False) -> None:
+        """Start reading the rows that so many draws of a generator in this state will give; with
+        `verified`, wait for them and verify their blocks. Damage is left to whoever meets it."""
     def refs_at(self, positions: NDArray[np.int64], refs: NDArray[np.int64]) -> None: ...
     def gather_at(
         self,

@@ -58,17 +58,17 @@ class Taker:
         self.skipped = 0
         """How many snapshots were left out."""
         self._skipped_in_a_row = 0
-        self._lazy_rings: list[str] = []
         self._restored_step = -1
         self._is_untouched = False
 
     def start(self, restored_step: int | None, *, lazy_rings: Iterable[str] = ()) -> None:
-        """Begin to count steps and seconds; have `lazy_rings` warmed once training goes on."""
+        """Begin to count steps and seconds; have `lazy_rings` warmed."""
         self._restored_step = -1 if restored_step is None else restored_step
         self._is_untouched = restored_step is not None
         self._trigger.start(max(0, self._restored_step))
         self._hand_over_rings()
-        self._lazy_rings = list(lazy_rings)
+        for name in lazy_rings:
+            self._session.link.warm(name)  # the first batch is asked for already, and comes first
         self._make_slot_ahead()
 
     def is_as_restored(self, step: int) -> bool:
@@ -80,9 +80,6 @@ class Taker:
         self._check_order("tick", step, self._restored_step + 1)
         self._is_untouched = False
         self._raise_errors()
-        while self._lazy_rings:
-            # Not before: the first batch after a restore is to have the disk for itself.
-            self._session.link.warm(self._lazy_rings.pop())
         if not self._trigger.is_due(step) and self._wish is None:
             self._make_slot_ahead()
             return None

@@ -173,21 +173,21 @@ def install(
     core.lost_updates = _read_sampler(header.sampler)[2]
     if storage.plan.schema.stacks:
         build_marks(storage)
-        if not eager and header.priorities is None:
-            _ask_draws(core, _read_sampler(header.sampler)[:2])
+    if not eager and header.priorities is None:
+        _ask_draws(core, _read_sampler(header.sampler)[:2], verified=True)
     return storage.valid_rows()
 
 
-def _ask_draws(core: RingCore, seed_state: tuple[int, int]) -> None:
-    """Have the rows of the first batch read while the restore goes on: which they are is known
-    once files are mapped and, where rows have marks, these are built.
+def _ask_draws(core: RingCore, seed_state: tuple[int, int], *, verified: bool = False) -> None:
+    """Have the rows of the first batch read, and verified, while the restore goes on: which they
+    are is known once files are mapped and, where rows have marks, these are built.
 
-    In a thread: to ask for so many places takes some 5 ms of a core.
+    In a thread: to ask for so many places takes some 5 ms of a core, to verify them 10.
     """
 
     def ask() -> None:
         with contextlib.suppress(ClosedError, ForkedProcessError):
-            core.ask_draws(seed_state, _DRAWS_AHEAD)
+            core.ask_draws(seed_state, _DRAWS_AHEAD, verified)
 
     threading.Thread(target=ask, name="pyengine-ask", daemon=True).start()
 
