@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine.catalog.commit_lock import CommitLock
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from pyengine.catalog.later_rows import LaterFile
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A segment file under its new name: the record for the ring's segment table, and the path to
+    read it by: the snapshot's own, or the pool's where that has a copy, which later ones share."""
+
+    record: FileRecordTuple
+    path: str
+
+
 def pool_directory(run_dir: str, ring: str) -> str:
     """Return the directory of a ring's pool."""
     return os.path.join(run_dir, names.SEGMENTS, ring)
@@ -40,22 +50,21 @@ def adopt_files(
     *,
     line: int,
     next_sequence: Callable[[], int],
-) -> dict[str, FileRecordTuple]:
+) -> dict[str, Adopted]:
     """Give the full segment files of a restored ring names in the pool, under the new line.
 
-    Returns, by the file's name in the header, the record for the ring's segment table. Parts and
-    files of segments that are not full are left out: their rows are loaded. Names are durable once
-    `pool_directory` is. Raises DamageError or TruncatedFileError where a file is not the one that the manifest lists,
-    NoSpaceError, OSError.
+    Returns them by their names in the header. Parts and files of segments that are not full are
+    left out: their rows are loaded. Names are durable once `pool_directory` is. NoSpaceError,
+    OSError, DamageError or TruncatedFileError where a file is not the one that the manifest lists.
     """
     directory = pool_directory(held.run_dir, header.ring)
     durable.make_directory(directory)
     adopted = {}
     copied_bytes = 0
     for extent in _full_segments(header):
-        record, how = _adopt(held, snapshot, header, extent, line, next_sequence())
-        adopted[extent.file] = record
-        copied_bytes += record[6] if how == "copy" else 0
+        file, how = _adopt(held, snapshot, header, extent, line, next_sequence())
+        adopted[extent.file] = file
+        copied_bytes += file.record[6] if how == "copy" else 0
     if copied_bytes:
         logger.warning(
             "%s: the file system refuses hard links; %d bytes of %s were copied into the pool",
@@ -169,7 +178,7 @@ def _adopt(
     extent: Extent,
     line: int,
     sequence: int,
-) -> tuple[FileRecordTuple, str]:
+) -> tuple[Adopted, str]:
     path = f"{names.BUFFER}/{header.ring}/{extent.file}"
     source = os.path.join(snapshot.path, path)
     record = snapshot.file(path)
@@ -181,11 +190,9 @@ def _adopt(
     name = names.PoolName(line, extent.lane, first_row, header.segment_rows, sequence)
     target = os.path.join(pool_directory(held.run_dir, header.ring), name.text)
     how = held.link_or_copy(source, target)
-    checksum = int(record.xxh3_64, 16)
-    return (
-        (line, extent.lane, first_row, header.segment_rows, sequence, checksum, size_bytes),
-        how,
-    )
+    place = (extent.lane, first_row, header.segment_rows)
+    entry = (line, *place, sequence, int(record.xxh3_64, 16), size_bytes)
+    return Adopted(entry, source if how == "link" else target), how
 
 
 def remove_pool_files(held: CommitLock, ring: str, file_names: Iterable[str]) -> None:

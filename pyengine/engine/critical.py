@@ -138,12 +138,14 @@ def run_whole(
 
 
 @contextlib.contextmanager
-def run_beside(steps: Callable[[], Iterator[T]]) -> Iterator[T]:
+def run_beside(
+    steps: Callable[[], Iterator[T]], meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[T]:
     """Run a generator that yields once where no signal handler can interrupt it, its second part
-    beside the block, which gets what was yielded.
+    beside the block, which gets what was yielded, its first beside `meanwhile`.
 
     The end of the block waits for the generator's. What the generator raises comes at the beginning
-    or at the end, and in place of an error of the block, of which it may be the cause. Whatever a
+    or at the end, and in place of an error of ours, of which it may be the cause. Whatever a
     handler raises comes when the generator has ended, with all that it does done. Where no thread
     can be started, both parts come before the block.
     """
@@ -168,6 +170,7 @@ def run_beside(steps: Callable[[], Iterator[T]]) -> Iterator[T]:
             with _signals_blocked():
                 task.run()
             task.finish()
+        meanwhile()
         is_halfway.wait()
         if not came:
             task.done.wait()

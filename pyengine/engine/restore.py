@@ -82,6 +82,11 @@ class _Work:
     reports: list[ComponentReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def read_ahead(self) -> None:
+        """Have the disk read what the rings will look at."""
+        for ring in self.rings.values():
+            ring.read_ahead()
+
     def components(self, tracked: Tracked) -> list[Component]:
         """Return what is put back, in that order."""
         return [component for component in tracked.in_order() if component.name in self.decoded]
@@ -91,9 +96,7 @@ def start_fresh(session: Session, tracked: Tracked) -> RestoreReport:
     """Open the first line of a run, or a new one beside those that are there."""
     generation, rows = session.claim.generation, _present_rows(tracked)
     # Where no interrupt can leave the lock held.
-    line = run_whole(
-        lambda: open_line(session.run_dir, generation, parent=None, start_rows=rows)
-    )
+    line = run_whole(lambda: open_line(session.run_dir, generation, parent=None, start_rows=rows))
     _begin_line(session, tracked.rings.values(), line.id, None)
     return RestoreReport(None, line.text, run_dir=session.run_dir)
 
@@ -109,14 +112,12 @@ def restore_snapshot(
     `applying(False)` once all of them have."""
     started = time.perf_counter()
     work = _prepare(session.run_dir, tracked, info, options)
-    for ring in work.rings.values():
-        ring.read_ahead()  # while a line is opened and files get their names
     generation = session.claim.generation
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
     with ExitStack() as prepared:
         goes_on = any(component.kind == "environment" for component in work.components(tracked))
-        with run_beside(lambda: _open_line(session, work, start_rows)) as line:
+        with run_beside(lambda: _open_line(session, work, start_rows), work.read_ahead) as line:
             for ring in work.rings.values():
                 prepared.callback(ring.close)
                 ring.prepare(options, line.id, keep_breaks=goes_on)

@@ -23,13 +23,12 @@ from pyengine.catalog.later_rows import LaterRows
 from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
-from pyengine.format.names import BUFFER, BUFFER_HEADER, PoolName
+from pyengine.format.names import BUFFER, BUFFER_HEADER
 from pyengine.replay.install import PreparedRing
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.segment_files import SegmentFile
 
 if TYPE_CHECKING:
-    from pyengine._native.control import FileRecordTuple
     from pyengine.engine.restore import RestoreOptions
     from pyengine.replay.ring import ReplayBuffer
 
@@ -111,7 +110,7 @@ class RingRestore:
         numbers = itertools.count(1 + len(later))
         directory = pool.pool_directory(held.run_dir, self._name)
         own = tuple(extent for extent in self._header.extents if extent.file not in later)
-        records = pool.adopt_files(
+        found = pool.adopt_files(
             held,
             self._info,
             replace(self._header, extents=own),
@@ -120,7 +119,7 @@ class RingRestore:
         )
         replaced = () if self._later is None else self._later.replaced
         for file in {extent.file for extent in (*own, *replaced)}:
-            self._files[file] = self._segment_file(file, records.get(file), directory)
+            self._files[file] = self._segment_file(file, found.get(file))
         return [directory]
 
     def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
@@ -166,10 +165,8 @@ class RingRestore:
         if self._prepared is not None:
             self._prepared.close()
 
-    def _segment_file(
-        self, file: str, record: FileRecordTuple | None, directory: str
-    ) -> SegmentFile:
-        """Return where a file of the header lies, with its name in the pool where it was adopted.
+    def _segment_file(self, file: str, adopted: pool.Adopted | None) -> SegmentFile:
+        """Return where a file of the header lies, with its record where it was adopted.
 
         An error is to name the snapshot's own link: moving that directory away is the remedy. Only
         where the pool has a copy that is the file which later snapshots share.
@@ -180,12 +177,9 @@ class RingRestore:
             shown = os.path.join(self._info.path, path)
             raise DamageError(f"{shown}: the manifest does not list this file", path=shown)
         checksum = int(listed.xxh3_64, 16)
-        own = os.path.join(self._info.path, path)
-        if record is None:
-            return SegmentFile(own, checksum, None)
-        line, lane, first_row, row_count, sequence, _, _ = record
-        pooled = os.path.join(directory, PoolName(line, lane, first_row, row_count, sequence).text)
-        return SegmentFile(own if os.path.samefile(own, pooled) else pooled, checksum, record)
+        if adopted is None:
+            return SegmentFile(os.path.join(self._info.path, path), checksum, None)
+        return SegmentFile(adopted.path, checksum, adopted.record)
 
 
 class RingSkip:

@@ -70,7 +70,7 @@ def write_file(
 
 @contextlib.contextmanager
 def _making(directory: str | int, name: str, *, direct: bool = False) -> Iterator[int]:
-    """Make a new file and yield its descriptor, closed at the end; an exception removes the file."""
+    """Make a new file and yield its descriptor, which is closed; an exception removes the file."""
     dir_fd = directory if isinstance(directory, int) else None
     path = name if isinstance(directory, int) else os.path.join(directory, name)
     fd = _open_new(path, dir_fd, direct=direct)

@@ -8,7 +8,6 @@ import os
 import shutil
 
 import pytest
-
 from faulty_fork import DONE, run_faulty
 
 from pyengine.catalog import lines, pool
@@ -41,9 +40,12 @@ def test_full_segments_are_linked_under_new_names(committed):
     run, info, header = committed
     adopted = _adopt(run, info, header)
     assert sorted(adopted) == ["segment-a.seg", "segment-b.seg"]
-    line, lane, first_row, row_count, sequence, checksum, file_bytes = adopted["segment-a.seg"]
+    line, lane, first_row, row_count, sequence, checksum, file_bytes = adopted[
+        "segment-a.seg"
+    ].record
     assert (line, lane, first_row, row_count, sequence) == (NEW, 0, 0, 4, 40)
     record = info.file("buffer/replay/segment-a.seg")
+    assert adopted["segment-a.seg"].path == os.path.join(info.path, record.path)
     assert (f"{checksum:016x}", file_bytes) == (record.xxh3_64, record.size_bytes)
     name = names.PoolName(line, lane, first_row, row_count, sequence).text
     assert os.path.samefile(
@@ -56,7 +58,9 @@ def test_refused_links_become_copies_with_one_warning(committed, monkeypatch, ca
     run, info, header = committed
     rules = [Rule(op=op, action="error", errno="EPERM", times=0) for op in ("link", "clone")]
     monkeypatch.setattr(door, "active", FaultDoor(rules))
-    assert len(_adopt(run, info, header)) == 2
+    adopted = _adopt(run, info, header)
+    assert len(adopted) == 2
+    assert all(run.run_dir + "/segments/" in file.path for file in adopted.values())
     assert len([record for record in caplog.records if "copied" in record.message]) == 1
     assert not [n for n in os.listdir(run.run_dir + "/segments/replay") if n.startswith(".tmp")]
 

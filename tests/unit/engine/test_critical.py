@@ -134,8 +134,9 @@ class Halves:
 
 def test_the_second_part_runs_beside_the_block_which_ends_after_it() -> None:
     halves = Halves()
-    with run_beside(halves.steps) as value:
-        assert (value, halves.done) == (7, ["first"])
+    asked: list[int] = []
+    with run_beside(halves.steps, lambda: asked.append(1)) as value:
+        assert (value, halves.done, asked) == (7, ["first"], [1])
         halves.done.append("block")
         halves.block_ended.set()
     assert halves.done == ["first", "block", "second"]

@@ -28,16 +28,16 @@ def restored(trainer: TrainerSide, snapshot: SnapshotInfo) -> Ring:
     path = Path(snapshot.path) / "buffer/replay/buffer_header.json"
     header = BufferHeader.from_bytes(path.read_bytes(), path=str(path))
     with commit_lock(trainer.claim.run_dir, trainer.claim.generation) as held:
-        records = adopt_files(
+        adopted = adopt_files(
             held,
             snapshot,
             header,
             line=trainer.line.id,
             next_sequence=ring.control.next_file_sequence,
         )
-    for record in records.values():
+    for record in (file.record for file in adopted.values()):
         ring.core.map_segment(0, record[2] // ring.segment_rows, ring.arena.mapping.address, record)
-    ring.core.set_lane(0, 0, len(records) * ring.segment_rows, True)
+    ring.core.set_lane(0, 0, len(adopted) * ring.segment_rows, True)
     return ring
 
 
