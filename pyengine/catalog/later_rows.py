@@ -3,8 +3,8 @@
 A dead trainer's writer has persisted them: full segments as they sealed, open rows in parts as it
 drained. They belong to the newest line that grew from the snapshot: the snapshot's own, or one that
 a restore of it has opened since. A line without later rows was opened by a restore that failed or
-got no further; one whose files do not reach its own start by a restore that was killed before it
-had given the files their names: an older one counts then.
+got no further; one whose files do not reach its own start by a restore that could not make it
+durable, and took the files' names back: an older one counts then.
 
 What is taken is contiguous, lane by lane, and verified to the last byte: a file that is damaged or
 missing ends a lane, unless what follows it fills the window alone.
