@@ -135,6 +135,8 @@ class RingRestore:
             on_damage=options.on_damage,
             replaced=() if self._later is None else self._later.replaced,
         )
+        if not options.eager:
+            self._prepared.verify_first_batch()
         if self._later is not None:
             # Numbers that adopted parts have are not given to others.
             control = self._prepared.storage.control

@@ -55,6 +55,13 @@ class PreparedRing:
             if (priorities := self._header.priorities) is not None:
                 self.storage.core.draws = priorities.draws
 
+    def verify_first_batch(self) -> None:
+        """Have the blocks verified, in a thread, that the first draws will touch. Damage is left to
+        whoever meets it."""
+        if self._header is not None and self._header.priorities is None:
+            seed_state = _read_sampler(self._header.sampler)[:2]
+            _ask_draws(self.storage.core, seed_state, verified=True)
+
     def close(self) -> None:
         """Let go of storage that no ring has taken."""
         if not self.is_taken:
@@ -173,8 +180,8 @@ def install(
     core.lost_updates = _read_sampler(header.sampler)[2]
     if storage.plan.schema.stacks:
         build_marks(storage)
-    if not eager and header.priorities is None:
-        _ask_draws(core, _read_sampler(header.sampler)[:2], verified=True)
+        if not eager and header.priorities is None:
+            _ask_draws(core, _read_sampler(header.sampler)[:2])
     return storage.valid_rows()
 
 

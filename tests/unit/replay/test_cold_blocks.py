@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -18,6 +19,7 @@ from mapped_rings import (
     new_ring,
     path_of,
     rows,
+    saved,
 )
 from saved_rings import save
 
@@ -80,6 +82,39 @@ def test_batches_verify_the_blocks_that_they_need_and_no_others(three_lanes, dat
                 assert column.tolist() == refs
             assert verified(ring) == expected
         assert ring.storage.control.cold_reads == 0
+
+
+def put_back_with_first_batch(files, ring):
+    """As an engine restores a ring; returns once the blocks of the first batch were looked at."""
+    with ring.prepare(files.header, files.files, files.mutable) as prepared:
+        prepared.verify_first_batch()
+        ring.exchange(prepared)
+        prepared.install_sampler()
+    for thread in threading.enumerate():
+        if thread.name == "pyengine-ask":
+            thread.join(WAIT_SECONDS)
+
+
+def test_the_blocks_of_the_first_batch_are_verified_before_anybody_asks(tmp_path):
+    with saved(tmp_path, 4096) as files, new_ring() as ring, new_ring() as other:
+        files.install(other)
+        put_back_with_first_batch(files, ring)
+        expected = blocks_of(ring, other.sample(256).indices, {"id", "obs", "@start"})
+        assert verified(ring) == expected
+        ring.sample(256)
+        assert verified(ring) == expected
+
+
+def test_damage_in_the_first_batch_is_left_to_whoever_meets_it(tmp_path):
+    with saved(tmp_path, 4096) as files, new_ring() as ring:
+        with new_ring() as other:
+            files.install(other)
+            for segment in range(len(other.storage.paths)):
+                flip(path_of(other, segment), block_place(other, "obs")[0])
+        put_back_with_first_batch(files, ring)
+        assert ring.storage.control.cold_reads == 0
+        with pytest.raises(DamageError):
+            ring.gather(ring.refs())
 
 
 def test_a_batch_larger_than_what_is_asked_for_at_once_is_whole(tmp_path):
