@@ -371,20 +371,22 @@ def test_a_writer_killed_before_it_has_warmed_leaves_that_to_the_next(
         for step in range(40):
             training.step(step)
         engine.snapshot(39).wait(60)
-    engine, training = begin(tmp_path / "run")
-    with engine:
-        storage = training.ring.storage
-        blocks, mapped = storage.plan.layout.block_count, list(storage.paths)
-        assert mapped
+    training = Training()
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        training.track(engine)
         pid = engine.writer_pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        engine.tick(40)
+        engine.restore()
+        storage = training.ring.storage
+        blocks, mapped = storage.plan.layout.block_count, list(storage.paths)
+        assert mapped
         os.kill(pid, signal.SIGKILL)
         step, until = 40, time.monotonic() + 60
-        while not all(storage.control.is_verified(*place, 0, blocks) for place in mapped):
+        while engine._session.link._parcels.warming:  # until a writer has told that it did so
             assert time.monotonic() < until, "no writer has warmed the ring"
             step += 1
             engine.tick(step)
             time.sleep(0.01)
         assert engine.writer_pid != pid
+        assert all(storage.control.is_verified(*place, 0, blocks) for place in mapped)
