@@ -19,7 +19,7 @@ FIGURE = Figure(
 )
 
 BAR = 0.9
-SHAPE = ReplayShape(10_000, 28_224)
+SHAPE = ReplayShape(25_000, 28_224)
 QUICK_SHAPE = ReplayShape(2_500, 28_224)
 SOURCE_BYTES = 64 << 20
 SETUP_SECONDS = 1.0

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-THREAD_COUNT = 8
-"""Four segments and two files of a snapshot, each of which may be hashed by one more thread."""
+THREAD_COUNT = 9
+"""Five segments and two files of a snapshot, each of which may be hashed by one more thread."""
 
 
 class Workers:
