@@ -116,13 +116,14 @@ static enum pe_status verify_reads(struct pe_ring *ring, const struct read *read
 
 /* Ask for the pages of rows whose blocks are verified, as far as they lie in files. */
 static void ask_known(const struct pe_ring *ring, const struct pe_place *places, uint64_t count,
-                      uint8_t *const *outputs) {
+                      uint8_t *const *outputs, enum pe_asking asking) {
   for (uint32_t f = 0; f < ring->field_count; f++) {
     const struct pe_field_record *field = &ring->fields[f];
     for (uint64_t i = 0; outputs[f] != NULL && i < count; i++) {
       const struct pe_place *place = &places[i];
       const struct pe_block block = {place->image, field, place->lane, place->segment,
                                      place->row >> field->block_shift};
+      if (asking == PE_ASK_MOST && i % PE_ASK_LEFT_OUT == 0) continue;
       if (!ring->is_file[pe_ring_index(ring, place->lane, place->segment)] ||
           !pe_block_is_verified(ring, &block))
         continue;
@@ -136,7 +137,8 @@ static void ask_known(const struct pe_ring *ring, const struct pe_place *places,
 enum pe_status pe_mapped_verify_rows(struct pe_ring *ring, const struct pe_place *places,
                                      uint64_t count, uint8_t *const *outputs,
                                      struct pe_fault *fault) {
-  if (outputs != NULL && pe_mapped_asks()) ask_known(ring, places, count, outputs);
+  const enum pe_asking asking = pe_mapped_asks();
+  if (outputs != NULL && asking != PE_ASK_NOTHING) ask_known(ring, places, count, outputs, asking);
   const uint64_t room = list_cold(ring, places, count, outputs, NULL, 0);
   if (room == 0) return PE_OK;
   struct read *reads = malloc((size_t)room * sizeof *reads);

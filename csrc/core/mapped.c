@@ -52,11 +52,16 @@ static enum pe_status run_guarded(struct pe_ring *ring, void (*body)(void *conte
 
 /* Verified rows whose pages the cache has dropped come page by page where a copy meets them: in a ring
  * that is larger than the cache that is every row. So where reads of this thread had to wait for the
- * disk, those that follow ask for all of their pages first, until it looks again. */
+ * disk, those that follow ask for all of their pages first; the last of them leaves a few rows out,
+ * and looks whether these had to wait. */
 #define ASKING_READS 16
+#define LOOKING_READ 1
 static _Thread_local uint32_t asking_reads;
 
-bool pe_mapped_asks(void) { return asking_reads > 0; }
+enum pe_asking pe_mapped_asks(void) {
+  if (asking_reads == 0) return PE_ASK_NOTHING;
+  return asking_reads == LOOKING_READ ? PE_ASK_MOST : PE_ASK_ALL;
+}
 
 static long count_waits(void) {
   struct rusage usage;
@@ -66,7 +71,7 @@ static long count_waits(void) {
 enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context), void *context,
                               struct pe_fault *fault) {
   const uint8_t *address;
-  const bool looks = asking_reads == 0;
+  const bool looks = asking_reads <= LOOKING_READ;
   const long waits = looks ? count_waits() : 0;
   const enum pe_status status = run_guarded(ring, body, context, &address);
   asking_reads = !looks ? asking_reads - 1 : count_waits() != waits ? ASKING_READS : 0;

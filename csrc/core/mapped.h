@@ -18,8 +18,13 @@ struct pe_place {
 enum pe_status pe_mapped_read(struct pe_ring *ring, void (*body)(void *context), void *context,
                               struct pe_fault *fault);
 
-/* Whether reads of this thread have had to wait for the disk, so that the next ones ask first. */
-bool pe_mapped_asks(void);
+/* Whether reads of this thread have had to wait for the disk, so that the next one asks first: for
+ * no rows, for all, or for most, all but one of PE_ASK_LEFT_OUT, so that it sees whether rows still
+ * wait without waiting for all of them. */
+enum pe_asking { PE_ASK_NOTHING, PE_ASK_MOST, PE_ASK_ALL };
+enum pe_asking pe_mapped_asks(void);
+
+#define PE_ASK_LEFT_OUT 32
 
 /* Block `index` of a field of a segment that lives in a mapped file. */
 struct pe_block {

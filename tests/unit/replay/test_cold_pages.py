@@ -37,3 +37,34 @@ def test_a_read_after_one_that_waited_asks_for_all_of_its_pages_first(tmp_path):
             pytest.skip("this file system keeps pages that nobody needs")
         forget(ring)
         assert waits_of(ring, refs) < alone / 4
+
+
+def test_cold_reads_do_not_wait_for_every_page_now_and_then_to_see_that_they_are_cold(tmp_path):
+    with mapped_ring(tmp_path) as ring:
+        refs = ring.refs()[::8]
+        np.testing.assert_array_equal(ring.gather(refs)["id"], refs)
+        for _ in range(40):
+            waits_of(ring, refs)
+        waits = []
+        for _ in range(40):
+            forget(ring)
+            waits.append(waits_of(ring, refs))
+        if waits[0] < 50:
+            pytest.skip("this file system keeps pages that nobody needs")
+        assert max(waits[1:]) < waits[0] / 4
+
+
+def test_a_thread_whose_reads_wait_no_more_stops_asking(tmp_path):
+    with mapped_ring(tmp_path) as ring:
+        refs = ring.refs()[::8]
+        np.testing.assert_array_equal(ring.gather(refs)["id"], refs)
+        for _ in range(40):
+            waits_of(ring, refs)
+        forget(ring)
+        alone = waits_of(ring, refs)
+        if alone < 50:
+            pytest.skip("this file system keeps pages that nobody needs")
+        for _ in range(40):  # of them all but the first few find the pages in memory
+            waits_of(ring, refs)
+        forget(ring)
+        assert waits_of(ring, refs) > alone / 2
