@@ -24,6 +24,7 @@ from benchmarks.contest import Pool
 from benchmarks.figure import NAMES, RACES, Figure, Measured, NotEnough, Setting, load_figure
 from benchmarks.host import describe_host
 from benchmarks.plots import draw
+from benchmarks.process import report_problems_only
 from benchmarks.report import print_table, write_reports
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -50,9 +51,8 @@ def main() -> int:
                 measured = _measure(name, args, pool)
             outcomes.append((figure, measured))
             seconds = time.monotonic() - begin
-            console.print(
-                f"{name} ({seconds:.0f} s): {measured.text}", highlight=False, markup=False
-            )
+            line = f"{name} ({seconds:.0f} s): {measured.text}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
             record = {"figure": name, "host": host, "quick": args.quick, **measured.to_json()}
             (args.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
             draw(figure, measured, args.results / f"{name}.png")
@@ -95,6 +95,7 @@ def _measure_in_child(name: str, args: argparse.Namespace, directory: Path) -> M
 
 
 def _measure_here(name: str, args: argparse.Namespace) -> int:
+    report_problems_only()
     setting = Setting(directory=args.directory, pairs=args.pairs, quick=args.quick)
     print(json.dumps(_measure_or_skip(name, setting).to_json()))
     return 0

@@ -29,7 +29,8 @@ def resume(
     """Resume in a new process, with a cold page cache unless told otherwise; return what it
     measured.
 
-    With `watch_seconds` it goes on sampling for so long, and tells when each batch ended.
+    With `watch_seconds` it goes on sampling until all is verified and a moment longer, at most for
+    so long, and tells when each batch ended.
     """
     numbers = map(str, (shape.rows, shape.obs_bytes, BATCH, watch_seconds, int(is_cold)))
     command = [sys.executable, "-m", "benchmarks.cold_child", str(directory), *numbers]

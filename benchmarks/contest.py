@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.process import told_exit
 from benchmarks.rivals import OURS, Rival
 
 TURN_SECONDS = 300.0
@@ -31,11 +32,14 @@ Answers = dict[str, dict[str, Any]]
 
 
 class ContestantFailed(RuntimeError):
-    """A contestant ended, or did not answer in time; what it said last is in the message."""
+    """A contestant ended, or did not answer in time: how, and what it said last."""
 
 
 class Contestant:
-    """One rival's process; it ends with `close()`, or with this process."""
+    """One rival's process; it ends with `close()`, or with this process.
+
+    Requests are not buffered: what a dead process did not take is not tried again by `close()`.
+    """
 
     def __init__(self, rival: Rival) -> None:
         self.rival = rival
@@ -46,6 +50,7 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            bufsize=0,
         )
         self._answers = b""
         self._is_ready = False
@@ -83,7 +88,6 @@ class Contestant:
         request = json.dumps({"turn": turn, "arguments": arguments}) + "\n"
         try:
             self._process.stdin.write(request.encode())
-            self._process.stdin.flush()
         except BrokenPipeError:
             raise self._failed(turn) from None
         return self._answer(turn)
@@ -96,18 +100,28 @@ class Contestant:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
             piece = os.read(descriptor, 1 << 16) if ready else b""
             if not piece:
-                self.kill()
-                raise self._failed(turn)
+                raise self._failed(turn, is_late=not ready)
             self._answers += piece
         line, _, self._answers = self._answers.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _failed(self, turn: str) -> ContestantFailed:
+    def _failed(self, turn: str, *, is_late: bool = False) -> ContestantFailed:
+        """End it where it still runs; return what there is to say."""
+        if is_late:
+            self.kill()
+            how = f"no answer in {TURN_SECONDS:.0f} s"
+        else:
+            # Its pipe is closed: it is ending.
+            try:
+                how = told_exit(self._process.wait(END_SECONDS))
+            except subprocess.TimeoutExpired:
+                self.kill()
+                how = "it answers no more"
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - LOG_TAIL_BYTES))
         said = self._log.read().decode(errors="replace").strip()
-        return ContestantFailed(f"{self.rival.name}: no answer to {turn!r}: {said}")
+        return ContestantFailed(f"{self.rival.name}: {turn}: {how}; it said last: {said}")
 
 
 class Contest:
@@ -186,7 +200,9 @@ class Pool:
 
     @contextmanager
     def contest(self, rivals: Sequence[Rival], directory: Path) -> Iterator[Contest]:
-        """Bring `rivals` together; when it ends they hold neither rows nor files.
+        """Bring `rivals` together; when it ends they hold neither rows nor open files.
+
+        `failures` of the contest are complete when it has ended.
 
         Processes that are not there yet start now, all importing at once.
         """
@@ -199,8 +215,7 @@ class Pool:
             for contestant in contestants:
                 contestant.kill()
             raise
-        for contestant in started.contestants.values():
-            contestant.ask("close")
+        started.each("close")
 
     def _process_of(self, rival: Rival) -> Contestant:
         known = self._contestants.get(rival.target)

@@ -8,9 +8,11 @@ first turn, data is made ready before a turn's clock starts; what a library prin
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -60,6 +62,12 @@ class Turns:
     def check(self, count: int) -> dict[str, Any]:
         """Sample once, untimed, and compare every row with what was added."""
         self._check(self._subject.sample(count), count)
+        return {}
+
+    def free_a_block(self, size: int) -> dict[str, Any]:
+        """Touch and free one block of memory; of up to 32 MiB, glibc keeps blocks of its size and
+        smaller ones from then on, instead of giving them back."""
+        np.ones(size, np.uint8)
         return {}
 
     def sample(self, count: int, seconds: float) -> dict[str, Any]:
@@ -165,9 +173,11 @@ class Turns:
         return self._subject.peak(interval, Path(place))
 
     def close(self) -> dict[str, Any]:
+        """Give the subject up, with all of its memory, whatever circle of references holds it."""
         if self._subject is not None:
             self._subject.close()
             self._subject = None
+            gc.collect()
         return {}
 
     def _check(self, batch: Any, count: int) -> None:
@@ -175,24 +185,36 @@ class Turns:
 
 
 def repeat(call: Callable[[], object], seconds: float, *, calls_each: int = 1) -> dict[str, Any]:
-    """Repeat `call` for `seconds`; return calls, their seconds, and percentiles in microseconds."""
+    """Repeat `call` for `seconds`; return calls, their seconds, percentiles in microseconds, and
+    page faults.
+
+    What a call returns is held until the next one has returned, as loops hold their batch.
+    """
     clock, took = time.perf_counter_ns, []
     for _ in range(3):
-        call()
+        held = call()
+    faults = _page_faults()
     end = clock() + int(seconds * 1e9)
     before = clock()
     while before < end:
-        call()
+        held = call()
         after = clock()
         took.append(after - before)
         before = after
+    del held
+    faults = _page_faults() - faults
     each = np.asarray(took) / (1e3 * calls_each)
     return {
         "calls": len(took) * calls_each,
         "seconds": sum(took) / 1e9,
         "p50_us": float(np.percentile(each, 50)),
         "p99_us": float(np.percentile(each, 99)),
+        "faults_per_call": faults / (len(took) * calls_each),
     }
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class Setting:
     @property
     def turn_seconds(self) -> float:
         """How long a turn that repeats a call goes on."""
-        return 0.04 if self.quick else 0.25
+        return 0.04 if self.quick else 0.2
 
     def part(self, name: str) -> Setting:
         """Return this setting in a directory of its own, for one part of a figure."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks.contest import Answers, Contest
 from benchmarks.figure import Measured, Setting
 from benchmarks.judgement import Finding, Verdict, at_most
-from benchmarks.race import Race, places_in_memory, race_groups
+from benchmarks.race import ALL_ROUNDS, Race, near, no_rival, places_in_memory, race_groups
 from benchmarks.rivals import Rival
 from benchmarks.statistics import summarize
 
@@ -27,10 +27,6 @@ BAR_SHARE = 20.0
 
 MOST_STEPS = 400
 """No block is longer; one that a save outlasts waits for it."""
-
-ALL_ROUNDS = 3
-FAR = 2.0
-"""After so many rounds those who lose so many times what the best rival does take no more part."""
 
 OTHER_PAIRS = 6
 
@@ -83,7 +79,7 @@ def _play(setting: Setting, group: Contest, race: Race, rounds: list[dict[str, f
             for key in ("step_p50", "step_p99", "in_flight_step_p50", "in_flight_step_p99"):
                 race.note(f"{name}_{key}_ms", answer[f"{key}_ms"])
         if number + 1 == ALL_ROUNDS:
-            taking_part = _near(rounds[first:], race.rivals, taking_part)
+            taking_part = near(rounds[first:], race.rivals, taking_part)
 
 
 def _round(group: Contest, names: Sequence[str], interval: int, number: int) -> Answers:
@@ -98,17 +94,6 @@ def _round(group: Contest, names: Sequence[str], interval: int, number: int) -> 
 
 def _percent(answer: dict[str, float], interval: int) -> float:
     return 100 * answer["lost_s"] / (interval * answer["step_s"])
-
-
-def _near(rounds: list[dict[str, float]], rivals: list[str], names: list[str]) -> list[str]:
-    """Return who goes on: ours, and the rivals that are not far behind the best of them."""
-    lost = {
-        name: summarize([scores[name] for scores in rounds if name in scores]).median
-        for name in names
-        if name in rivals and name in rounds[-1]
-    }
-    most = FAR * min(lost.values(), default=0.0)
-    return [name for name in names if name not in rivals or lost.get(name, most + 1) <= most]
 
 
 def _own(race: Race, ours: Rival) -> Finding:
@@ -126,7 +111,7 @@ def _against_best_rival(race: Race, ours: Rival, rounds: list[dict[str, float]])
     bar = f"at most 1/{BAR_SHARE:g} of the best rival"
     raced = [name for name in race.rivals if name in race.scores]
     if not raced:
-        return Finding(bar, "no rival is installed: make bench installs them", Verdict.SKIPPED)
+        return Finding(bar, no_rival(race.rivals), Verdict.SKIPPED)
     best = min(raced, key=lambda name: summarize(race.scores[name]).median)
     beyond = [BAR_SHARE * scores[ours.name] - scores[best] for scores in rounds if best in scores]
     text = f"{_told(race.scores[ours.name])} against {_told(race.scores[best])} of {best}"

@@ -1,9 +1,33 @@
-"""What the kernel says about processes: memory, bytes written, children."""
+"""What the kernel says about processes: memory, bytes written, children, how they ended; and how a
+process of the benchmark is to behave.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import signal
 from contextlib import suppress
 from pathlib import Path
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST_TRIM = 2**31 - 1
+LARGEST_THRESHOLD = 2**25
+
+
+def report_problems_only() -> None:
+    """Let the package log warnings and errors alone: its reports of restores are no result."""
+    logging.getLogger("pyengine").setLevel(logging.WARNING)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed blocks of up to 32 MiB for the next ones, instead of the kernel's
+    taking back and clearing their pages each time; elsewhere nothing happens."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, LARGEST_TRIM)
+        mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
 
 
 def private_bytes(pid: int | str = "self") -> int:
@@ -47,3 +71,11 @@ def written_bytes(pid: int | str = "self") -> int:
     """Return the bytes that a process has handed to write() since it began."""
     fields = Path(f"/proc/{pid}/io").read_text().split()
     return int(fields[fields.index("wchar:") + 1])
+
+
+def told_exit(status: int) -> str:
+    """Return how a process ended, by its exit status as `subprocess` gives it."""
+    if status >= 0:
+        return f"it ended with exit status {status}"
+    hint = ", as the kernel does where memory has run out" if status == -signal.SIGKILL else ""
+    return f"it was ended by signal {-status} ({signal.strsignal(-status)}{hint})"

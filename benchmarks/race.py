@@ -32,9 +32,15 @@ PROCESS_BYTES = 0.4e9
 
 SOURCE_BYTES = 64 << 20
 
+FREED_ROUNDS = 6
+
 SLOW_SECONDS = 5.0
 SLOW_ROUNDS = 3
 """A save that takes longer than this is made in so many rounds, not in all."""
+
+ALL_ROUNDS = 3
+FAR = 2.0
+"""After so many rounds those who need so many times what the best rival does take no more part."""
 
 
 @dataclass
@@ -63,12 +69,15 @@ class Race:
         """Take in a value that nothing is judged by."""
         self.details.setdefault(name, []).append(value)
 
-    def against_best_rival(self, bar: float | None, words: str = "x the best rival") -> Finding:
-        """Judge the ratio to the rival that comes closest; without a bar just tell it."""
+    def against_best_rival(
+        self, bar: float | None, words: str = "x the best rival", names: Sequence[str] = ()
+    ) -> Finding:
+        """Judge the ratio to the rival that comes closest, of all or of these `names`; without a
+        bar just tell it."""
         bar_text = "none" if bar is None else f"at least {bar:g} {words}"
-        raced = [name for name in self.rivals if name in self.ratios]
+        raced = [name for name in names or self.rivals if name in self.ratios]
         if not raced:
-            text = "no rival is installed: make bench installs the extra `rivals`"
+            text = no_rival(self.rivals)
             return Finding(bar_text, text, Verdict.SKIPPED)
         closest = min(raced, key=lambda name: summarize(self.ratios[name]).median)
         ratios = self.ratios[closest]
@@ -97,6 +106,31 @@ class Race:
 
 def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def near(
+    rounds: Sequence[dict[str, float]],
+    rivals: Sequence[str],
+    names: Sequence[str],
+    *,
+    far: float = FAR,
+) -> list[str]:
+    """Return which of `names` go on where less is better: ours, limits, and the rivals that are not
+    far behind the best of them."""
+    medians = {
+        name: summarize([scores[name] for scores in rounds if name in scores]).median
+        for name in names
+        if name in rivals and name in rounds[-1]
+    }
+    most = far * min(medians.values(), default=0.0)
+    return [name for name in names if name not in rivals or medians.get(name, most + 1) <= most]
+
+
+def no_rival(names: Sequence[str]) -> str:
+    """Return why nothing was raced against, though there are installed rivals of these names."""
+    if names:
+        return f"all rivals failed: {', '.join(names)}"
+    return "no rival is installed: make bench installs the extra `rivals`"
 
 
 def installed(rivals: Sequence[Rival]) -> list[Rival]:
@@ -135,7 +169,7 @@ def race_groups(
         directory = setting.directory / f"group-{first}"
         with setting.pool.contest(group, directory) as started:
             yield started
-            race.facts.setdefault("failures", {}).update(started.failures)
+        race.facts.setdefault("failures", {}).update(started.failures)
         shutil.rmtree(directory)
 
 
@@ -150,12 +184,15 @@ def rate_race(
     unit: str,
     score: Callable[[dict[str, Any]], float],
     also: dict[str, str] | None = None,
+    freed_bytes: int = 0,
     **arguments: Any,
 ) -> Race:
     """Race over one repeated turn on full buffers of `capacity` rows.
 
     `score` makes a rate out of an answer. `also` names second turns of ours ("pyengine.what").
-    Buffers are filled and their rows checked before the first round, which is a warm-up.
+    Buffers are filled and their rows checked before the first round, which is a warm-up. With
+    `freed_bytes` everyone frees a block of that size then, and some more rounds give scores by the
+    names of `recycling`.
     """
     race = Race(unit)
     arguments["seconds"] = setting.turn_seconds
@@ -166,19 +203,48 @@ def rate_race(
         if turn != "extend":
             group.each("check", count=256)
         turns = dict.fromkeys(group.contestants, turn) | (also or {})
-        rounds = []
-        for number in range(setting.pairs + 1):
-            answers = group.round(turns, backwards=bool(number % 2), **arguments)
-            if number:
-                rounds.append({label: score(answer) for label, answer in answers.items()})
-                for label, answer in answers.items():
-                    race.note(f"{label}_p99_us", answer["p99_us"])
-        race.note_group(rounds)
+        _play(group, race, turns, setting.pairs, score, arguments)
+        if freed_bytes:
+            group.each("free_a_block", size=freed_bytes)
+            others = [name for name in group.contestants if name in race.rivals]
+            turns = {OURS.name: turn} | {recycling(name): turn for name in others}
+            _play(group, race, turns, min(setting.pairs, FREED_ROUNDS), score, arguments)
     return race
 
 
-def sample_race(setting: Setting, rows: Rows, capacity: int, batch: int) -> Race:
-    """Return the race of default calls of `sample(batch)`, and of ours into tensors."""
+def recycling(name: str) -> str:
+    """Return the label of a contestant's scores once its allocator recycles what a call frees."""
+    return f"{name}.recycling"
+
+
+def _play(
+    group: Contest,
+    race: Race,
+    turns: dict[str, str],
+    count: int,
+    score: Callable[[dict[str, Any]], float],
+    arguments: dict[str, Any],
+) -> None:
+    """Play a warm-up and `count` rounds of these turns; take in their scores."""
+    rounds = []
+    for number in range(count + 1):
+        answers = group.round(turns, backwards=bool(number % 2), **arguments)
+        if number:
+            rounds.append({label: score(answer) for label, answer in answers.items()})
+            for label, answer in answers.items():
+                race.note(f"{label}_p99_us", answer["p99_us"])
+                race.note(f"{label}_faults_per_call", answer["faults_per_call"])
+    race.note_group(rounds)
+
+
+def sample_race(
+    setting: Setting, rows: Rows, capacity: int, batch: int, *, freed_bytes: int = 0
+) -> Race:
+    """Return the race of default calls of `sample(batch)`, and of ours into tensors.
+
+    Everyone's process is new: how quick fresh memory is depends on what it has freed before.
+    """
+    setting.pool.disband()
     return rate_race(
         setting,
         turn="sample",
@@ -189,6 +255,7 @@ def sample_race(setting: Setting, rows: Rows, capacity: int, batch: int) -> Race
         unit="rows_per_s",
         score=per_second(batch),
         also={"pyengine.tensors": "sample_tensors"},
+        freed_bytes=freed_bytes,
         count=batch,
     )
 

@@ -12,6 +12,8 @@ from pyengine.format.segment import plan_layout, round_to_page, segment_rows
 
 FILL_BYTES = 16 * 1024 * 1024
 WAIT_SECONDS = 300.0
+SETUP_SECONDS = 0.5
+"""For the writer process to come up: a script makes networks and environments meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

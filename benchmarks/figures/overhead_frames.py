@@ -11,7 +11,7 @@ FIGURE = Figure("overhead_frames", "training time lost: DQN, 20,000 stacks of fr
 
 ROWS = 20_000
 QUICK_ROWS = 2_500
-STEPS = 40
+STEPS = 24
 QUICK_STEPS = 8
 """Of a block, where a save takes no longer."""
 

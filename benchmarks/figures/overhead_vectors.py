@@ -11,7 +11,7 @@ FIGURE = Figure("overhead_vectors", "training time lost: SAC, 1 million vector t
 
 ROWS = 1_000_000
 QUICK_ROWS = 50_000
-STEPS = 50
+STEPS = 24
 QUICK_STEPS = 10
 """Of a block, where a save takes no longer."""
 

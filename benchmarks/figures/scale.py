@@ -18,9 +18,9 @@ from benchmarks.cold import resume
 from benchmarks.disk import drop_page_cache, regular_files
 from benchmarks.figure import Curves, Figure, Measured, NotEnough, Setting
 from benchmarks.judgement import Finding, Verdict, at_most, worst
-from benchmarks.paired_ticks import PairedTicks, paired_ticks
+from benchmarks.paired_ticks import PairedTicks, balanced, paired_ticks
 from benchmarks.process import private_bytes, shared_memory_bytes
-from benchmarks.replay_run import WAIT_SECONDS, ReplayShape, make_engine
+from benchmarks.replay_run import SETUP_SECONDS, WAIT_SECONDS, ReplayShape, make_engine
 from benchmarks.statistics import summarize
 
 FIGURE = Figure(
@@ -35,9 +35,14 @@ FLAT_MS = 0.1
 ROWS = (10_000, 100_000, 1_000_000, 10_000_000)
 QUICK_ROWS = (10_000, 100_000)
 OBS_BYTES = 17 * 4
-ROUNDS = 40
-QUICK_ROUNDS = 6
+ROUNDS = 120
+QUICK_ROUNDS = 12
+"""Two of them make one sample."""
+
 RESUMES = 4
+LARGE_RESUMES = 2
+"""Of a gigabyte of model or more: what takes seconds varies little."""
+
 
 STATES = (1e6, 1e7, 1e8, 1e9)
 LARGEST_STATES = (4e9, 2e9)
@@ -53,7 +58,6 @@ STATE_BYTES_IN_ALL = 6e9
 
 FEWEST_SAVES = 3
 WARM_UPS = 2
-SETUP_SECONDS = 1.0
 
 Samples = dict[str, list[float]]
 
@@ -105,8 +109,8 @@ def _note_ticks(ticks: PairedTicks, samples: Samples) -> None:
     assert storage is not None
     assert writer is not None
     for what, values in (
-        ("stall_ms", ticks.due_to_rows),
-        ("trainer_cpu_ms", ticks.cpu_due_to_rows),
+        ("stall_ms", balanced(ticks.due_to_rows)),
+        ("trainer_cpu_ms", balanced(ticks.cpu_due_to_rows)),
         ("snapshot_ms", ticks.persists),
         ("written_MB", [size / 1e6 for size in ticks.written_bytes]),
         ("shared_MB", [storage.arena.taken_bytes / 1e6]),
@@ -171,7 +175,7 @@ def _measure_state(setting: Setting, size: float, samples: Samples) -> None:
         assert engine.writer_pid is not None
         note("shared_MB", shared_memory_bytes() / 1e6)
         note("writer_private_MB", private_bytes(engine.writer_pid) / 1e6)
-    for _ in range(FEWEST_SAVES if size > 1e9 else RESUMES):
+    for _ in range(LARGE_RESUMES if size >= 1e9 else RESUMES):
         with make_engine(run, keep_last=1) as engine:
             engine.track(model=model, optimizer=optimizer)
             time.sleep(SETUP_SECONDS)
@@ -186,12 +190,16 @@ def _measure_state(setting: Setting, size: float, samples: Samples) -> None:
 
 
 def _stall_finding(rows: tuple[int, ...], samples: Samples) -> Finding:
+    """Judge the median over all sizes; one size that is beyond the bar by itself misses it too."""
     stalls = [samples[f"rows_{size}_stall_ms"] for size in rows]
     text = " / ".join(f"{1e3 * summarize(stall).median:.0f}" for stall in stalls)
+    every = summarize([one for stall in stalls for one in stall])
+    beyond = [Verdict.MISSED for stall in stalls if at_most(stall, STALL_BAR_MS) is Verdict.MISSED]
     return Finding(
-        f"stall due to append fields: median at most {1e3 * STALL_BAR_MS:.0f} us at each size",
+        f"stall due to append fields: median at most {1e3 * STALL_BAR_MS:.0f} us, at no size more",
+        f"{1e3 * every.median:.0f} us ({1e3 * every.low:.0f} to {1e3 * every.high:.0f}): "
         f"{text} us at {' / '.join(f'{size:.0e}' for size in rows)} rows",
-        worst(*(at_most(stall, STALL_BAR_MS) for stall in stalls)),
+        worst(at_most([one for stall in stalls for one in stall], STALL_BAR_MS), *beyond),
     )
 
 

@@ -19,6 +19,7 @@ FIGURE = Figure(
 )
 
 BAR = 1.1
+PAIRS = 40
 WARM_UPS = 3
 """The first snapshots make and touch the two staging slots."""
 
@@ -30,7 +31,8 @@ def measure(setting: Setting) -> Measured:
     stalls, warm, first = [], [], []
     with make_engine(setting.directory / "run") as engine:
         engine.track(model=model, optimizer=optimizer)
-        for step in range(WARM_UPS + setting.pairs):
+        pairs = setting.pairs if setting.quick else max(setting.pairs, PAIRS)
+        for step in range(WARM_UPS + pairs):
             _change(tensors)
             if step % 2:
                 warm_ms = copy_ms(copies, tensors)

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.disk import plain_write_seconds, regular_files
 from benchmarks.figure import Figure, Measured, Setting
 from benchmarks.judgement import Finding, at_least, format_ratio
-from benchmarks.replay_run import WAIT_SECONDS, ReplayShape, make_engine
+from benchmarks.replay_run import SETUP_SECONDS, WAIT_SECONDS, ReplayShape, make_engine
 from benchmarks.statistics import paired_ratios, summarize
 
 FIGURE = Figure(
@@ -22,8 +22,6 @@ BAR = 0.9
 SHAPE = ReplayShape(25_000, 28_224)
 QUICK_SHAPE = ReplayShape(2_500, 28_224)
 SOURCE_BYTES = 64 << 20
-SETUP_SECONDS = 1.0
-"""For the writer process to come up: that is a cost of the constructor, not of writing."""
 
 
 def measure(setting: Setting) -> Measured:

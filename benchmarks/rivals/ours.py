@@ -10,13 +10,9 @@ import numpy as np
 
 import pyengine
 from benchmarks.pending import Pending
-from benchmarks.replay_run import WAIT_SECONDS, make_engine, needed_bytes
+from benchmarks.replay_run import SETUP_SECONDS, WAIT_SECONDS, make_engine, needed_bytes
 from benchmarks.rivals.replay import ReplayContestant
 from benchmarks.rows import Columns, Rows
-
-SETUP_SECONDS = 1.0
-"""For the writer process to come up: a script makes networks and environments meanwhile."""
-
 
 TICKED: dict[str, Any] = {"every_steps": 500, "budget": None}
 """Of an engine that is ticked: blocks are shorter than this and begin with multiples of it, so that

@@ -15,7 +15,7 @@ from benchmarks.judgement import Verdict
 from benchmarks.learners import Dqn, Learner, Sac
 from benchmarks.overhead import measure_overhead
 from benchmarks.pending import Pending
-from benchmarks.race import Race
+from benchmarks.race import Race, near
 from benchmarks.rivals import OUR_TRAINED, Rival, arrays, ours
 from benchmarks.rows import STACKED_FRAMES, VECTORS
 from benchmarks.training import ReplayTraining, Workload
@@ -143,4 +143,4 @@ def test_the_best_rival_is_the_one_that_loses_least(lost, verdict):
 def test_who_is_far_behind_leaves_and_ours_never_does():
     rounds = [{"pyengine": 9.0, "fast": 1.0, "near": 1.9, "far": 2.5}] * 3
     rivals = ["fast", "near", "far", "failed"]
-    assert overhead._near(rounds, rivals, ["pyengine", *rivals]) == ["pyengine", "fast", "near"]
+    assert near(rounds, rivals, ["pyengine", *rivals]) == ["pyengine", "fast", "near"]
