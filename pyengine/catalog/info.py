@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -64,12 +65,12 @@ class SnapshotInfo:
             created_at=manifest.created_at,
             size_bytes=manifest.size_bytes,
             algorithm=manifest.algorithm,
-            versions=manifest.versions,
+            versions=dict(manifest.versions),
             components=manifest.components,
             files=manifest.files,
-            metrics=manifest.metrics,
+            metrics=dict(manifest.metrics),
             evaluations=manifest.evaluations,
-            notes=manifest.notes,
+            notes=copy.deepcopy(manifest.notes),
         )
 
     @property
