@@ -7,6 +7,7 @@ restore it has the value that the freshly made script had.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from sb3_models import MODELS, cartpole
 from sb3_runs import Start, digest, hashed, train
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 
+from pyengine import SnapshotEngine
+from pyengine.engine import restore
 from pyengine.integrations.sb3.run import ModelRun
 
 MISSING = "missing"
@@ -222,6 +225,36 @@ if "CrossQ" in MODELS:
         Item("LSTM states", "RecurrentPPO", "model._last_lstm_states"),
         Item("BatchNorm", "CrossQ", "model.critic.qf0.0.ra_mean"),
     ]
+
+
+SHOWN_BY = {
+    "policy": "DQN", "optimizer": "DQN", "model": "DQN", "exploration": "TD3", "callbacks": "DQN",
+    "run": "PPO", "logger": "PPO", "environment": "DQN", "process_rng": "DQN", "replay": "DQN",
+    "replay_episodes": "HER", "replay_infos": "HER", "actor.optimizer": "SAC",
+    "critic.optimizer": "SAC", "ent_coef_optimizer": "SAC", "log_ent_coef": "SAC",
+    "ent_coef_tensor": "SAC with fixed entropy",
+}  # fmt: skip
+"""Each component that an engine gets, with a model whose run goes another way without it."""
+
+UNDECIDED = {
+    "logs": "compared before a restore, never put back",
+    "normalizer": "the environments hold the statistics too; they matter where those are reset",
+    "replay_index": "marks and the newest next observation: tests of resets and seams show them",
+}
+
+
+def leave_out_component(name: str, patch: Any) -> None:
+    """Make restores leave a whole component as the script made it."""
+    if name == "replay":
+        put = SnapshotEngine.restore
+        patch.setattr(SnapshotEngine, "restore", functools.partialmethod(put, replay="skip"))
+        return
+    components = restore._Work.components
+
+    def without(work: Any, tracked: Any) -> list[Any]:
+        return [one for one in components(work, tracked) if one.name != name]
+
+    patch.setattr(restore._Work, "components", without)
 
 
 def items_of(name: str) -> list[Item]:

@@ -89,9 +89,23 @@ def _a2c() -> BaseAlgorithm:
     return make(sb3.A2C, pendulum(2), use_sde=True, policy_kwargs={"net_arch": [16]})
 
 
+def _overlapping() -> BaseAlgorithm:
+    """Rows share observations, and each lap of the buffer ends with a truncation."""
+    shared = {
+        "optimize_memory_usage": True,
+        "replay_buffer_kwargs": {"handle_timeout_termination": False},
+    }
+    settings = {**OFF_POLICY, "buffer_size": 60}
+    return make(sb3.SAC, pendulum(2), **settings, **shared)
+
+
 def _her() -> BaseAlgorithm:
-    venv = make_vec_env(lambda: BitFlippingEnv(n_bits=4, max_steps=6), 1, seed=5)
-    kind = {"replay_buffer_class": sb3.HerReplayBuffer, "policy": "MultiInputPolicy"}
+    venv = make_vec_env(lambda: BitFlippingEnv(n_bits=4, max_steps=6), 2, seed=5)
+    kind = {
+        "replay_buffer_class": sb3.HerReplayBuffer,
+        "replay_buffer_kwargs": {"copy_info_dict": True},
+        "policy": "MultiInputPolicy",
+    }
     return make(sb3.DQN, venv, **OFF_POLICY, **kind, target_update_interval=24)
 
 
@@ -115,6 +129,23 @@ def _recurrent() -> BaseAlgorithm:
     return make(kind, cartpole(2), policy="MlpLstmPolicy", **settings)
 
 
+def _trpo() -> BaseAlgorithm:
+    settings = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"net_arch": [16]}}
+    return make(sb3_contrib.TRPO, pendulum(2), **settings)
+
+
+class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Allows one of two actions only, every third step."""
+
+    def action_masks(self) -> Any:
+        return np.array([self.env.get_wrapper_attr("length") % 3 > 0, True])
+
+
+def _maskable() -> BaseAlgorithm:
+    venv = make_vec_env("CartPole-v1", 2, seed=5, wrapper_class=lambda env: Masked(Success(env)))
+    return make(sb3_contrib.MaskablePPO, venv, **ON_POLICY)
+
+
 def make(
     kind: type[BaseAlgorithm], venv: VecEnv, *, policy: str = "MlpPolicy", **settings: Any
 ) -> BaseAlgorithm:
@@ -129,7 +160,9 @@ def _fixed_entropy() -> BaseAlgorithm:
 
 MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "DQN": _dqn, "SAC": _sac, "TD3": _td3, "DDPG": _ddpg, "PPO": _ppo, "A2C": _a2c,
-    "HER": _her, "SAC with fixed entropy": _fixed_entropy,
+    "HER": _her, "SAC with overlapping rows": _overlapping,
+    "SAC with fixed entropy": _fixed_entropy,
 }  # fmt: skip
 if sb3_contrib is not None:
     MODELS |= {"QRDQN": _qrdqn, "TQC": _tqc, "CrossQ": _crossq, "RecurrentPPO": _recurrent}
+    MODELS |= {"TRPO": _trpo, "MaskablePPO": _maskable}

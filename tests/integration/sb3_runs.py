@@ -176,10 +176,19 @@ def rows(model: BaseAlgorithm) -> list[Any]:
     buffer: Any = getattr(model, "replay_buffer", None)
     if buffer is None:
         return []
-    names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-    columns = [getattr(buffer, name) for name in names]
-    arrays = [dict(held) if isinstance(held, dict) else np.asarray(held) for held in columns]
-    return [*arrays, buffer.pos, buffer.full]
+    names = (
+        "observations", "next_observations", "actions", "rewards", "dones", "timeouts",
+        "ep_start", "ep_length", "_current_ep_start",
+    )  # fmt: skip
+    columns = [getattr(buffer, name) for name in names if hasattr(buffer, name)]
+    arrays = [
+        {key: np.asarray(column) for key, column in held.items()}
+        if isinstance(held, dict)
+        else np.asarray(held)
+        for held in columns
+    ]
+    infos = np.asarray(getattr(buffer, "infos", ())).tolist()
+    return [*arrays, infos, buffer.pos, buffer.full]
 
 
 def action_log(path: Path) -> dict[int, list[Any]]:

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 import pyengine
-from pyengine.integrations.gymnasium import Resumable
+from pyengine.integrations.gymnasium import StatefulEnv
 from pyengine.integrations.sb3.environments import VecEnvState
 
 gymnasium.register_envs(ale_py)
@@ -233,7 +233,7 @@ def sealed() -> VecEnv:
 
 def workers() -> VecEnv:
     def wrap(env: Any) -> Any:
-        return Resumable(env)
+        return StatefulEnv(env)
 
     return VecNormalize(
         make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=wrap, vec_env_cls=SubprocVecEnv)

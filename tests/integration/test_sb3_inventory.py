@@ -14,13 +14,28 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 from processes import TOKEN, Child, await_writers_end
-from sb3_inventory import ITEMS, Item, items_of, leave_out, run_child, run_watched, siblings
+from sb3_inventory import (
+    ITEMS,
+    SHOWN_BY,
+    UNDECIDED,
+    Item,
+    items_of,
+    leave_out,
+    leave_out_component,
+    run_child,
+    run_watched,
+    siblings,
+)
 from sb3_runs import Start
 
+from pyengine import open_run
 from pyengine.errors import ConfigError
 
-KILL_AT = {"PPO": 110, "A2C": 90, "RecurrentPPO": 110}
+KILL_AT = {"PPO": 110, "A2C": 90, "RecurrentPPO": 110, "HER": 80}
 """Moments at which about six tenths of a run are over; 180 for the others."""
+
+REFUSED = {"model": "restored at step"}
+"""Components without which a run does not even get to its end, and what it says."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +101,28 @@ def test_without_it_the_run_goes_another_way(
     assert seen[0][1][item.name] != restored, "it was not left out"
     if item.decides:
         assert end != there.end
+
+
+@pytest.mark.parametrize("component", SHOWN_BY)
+def test_without_a_component_the_run_goes_another_way(
+    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, component: str
+) -> None:
+    name = SHOWN_BY[component]
+    there = base(name)
+    folder = shutil.copytree(there.folder, tmp_path / "killed")
+    leave_out_component(component, monkeypatch)
+    refusal = REFUSED.get(component)
+    if refusal is not None:
+        with pytest.raises((ConfigError, RuntimeError), match=refusal):
+            run_watched(name, Start(folder), siblings(name), *items_of(name))
+        return
+    end, _, step = run_watched(name, Start(folder), siblings(name), *items_of(name))
+    assert step
+    assert end != there.end
+
+
+def test_every_component_is_left_out_once(base: Any) -> None:
+    for name in {*SHOWN_BY.values(), *(item.model for item in ITEMS)}:
+        snapshot = open_run(base(name).folder / "run").snapshots[-1]
+        saved = {record.name for record in snapshot.components if record.status == "saved"}
+        assert saved <= SHOWN_BY.keys() | UNDECIDED.keys(), name

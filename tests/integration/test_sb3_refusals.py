@@ -80,6 +80,18 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def wide_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four environments with a thousand rows."""
+    folder = tmp_path_factory.mktemp("refusals") / "wide"
+    dqn(cartpole(4), buffer_size=1000).learn(60, callback=callback_of(folder))
+    return folder
+
+
+def callback_of(run_dir: Path) -> SnapshotCallback:
+    return SnapshotCallback(run_dir, **QUICK)
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_model_is_refused_by_both_names(run_dir: Path, other: str) -> None:
     make_other, what, saved, found = OTHERS[other]
@@ -94,6 +106,28 @@ def test_another_model_is_refused_by_both_names(run_dir: Path, other: str) -> No
     assert saved in str(caught.value)
     assert found in str(caught.value)
     assert model.num_timesteps == 0
+
+
+@pytest.mark.parametrize(("envs", "rows"), [(2, 1000), (8, 1000), (4, 500), (4, 2000)])
+def test_another_shape_is_refused_with_both_sides_and_what_can_be_done(
+    wide_run: Path, envs: int, rows: int
+) -> None:
+    before = listing(wide_run)
+    with pytest.raises(ModelMismatchError, match="make the model as the run was made") as caught:
+        dqn(cartpole(envs), buffer_size=rows).learn(80, callback=callback_of(wide_run))
+    saved, found = (4, envs) if envs != 4 else (1000 // 4, rows // 4)
+    assert (caught.value.saved, caught.value.found) == (saved, found)
+    assert str(saved) in str(caught.value)
+    assert str(found) in str(caught.value)
+    assert listing(wide_run) == before
+
+
+def test_an_algorithm_whose_moments_are_not_known_is_refused(tmp_path: Path) -> None:
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+    model = sb3_contrib.ARS("LinearPolicy", cartpole(), seed=1)
+    with pytest.raises(ModelStateError, match=r"ARS is no .* loop of your own"):
+        model.learn(60, callback=callback_of(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_number_of_steps_in_a_rollout_belongs_to_the_run(tmp_path: Path) -> None:

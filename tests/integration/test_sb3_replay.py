@@ -33,7 +33,7 @@ def save(run_dir: Path, adoption: Adoption) -> None:
 
 def resume(run_dir: Path, pair: Pair, **options: Any) -> SnapshotEngine:
     """Put a fresh adopted buffer into the pair and restore it."""
-    pair.model.replay_buffer = pair.ring = pair.case.make()
+    pair.model.replay_buffer = pair.ring = pair.case.make(pair.stock.buffer_size)
     pair.adoption = adopt(pair.model)
     engine = SnapshotEngine(run_dir)
     assert engine.track(**pair.adoption.objects).restore(**options)

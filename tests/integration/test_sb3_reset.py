@@ -20,9 +20,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from pyengine import open_run
-from pyengine.integrations.gymnasium import Resumable
+from pyengine.integrations.gymnasium import StatefulEnv
 from pyengine.integrations.sb3 import SnapshotCallback
 from pyengine.integrations.sb3.buffers import Adoption
+from pyengine.integrations.sb3.buffers.marks import Marks
+from pyengine.integrations.sb3.buffers.rows import MARKED, BufferRows
 
 QUICK = {"every_steps": 20, "budget": None, "when_busy": "wait"}
 SETTINGS: dict[str, Any] = {
@@ -133,6 +135,19 @@ def test_rows_would_join_episodes_that_nobody_closed(
         _train_in_three_starts(tmp_path / "run", buffer)
 
 
+@pytest.mark.parametrize("buffer", ["overlap", "n-step"])
+def test_rows_would_join_episodes_if_a_restore_forgot_what_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: str
+) -> None:
+    def forget(self: Any, state: Any) -> None:
+        set_state(self, {**state, "marks": {name: Marks(name).get_state() for name in MARKED}})
+
+    set_state = BufferRows.set_state
+    monkeypatch.setattr(BufferRows, "set_state", forget)
+    with pytest.raises(AssertionError, match=r"joins two|allclose"):
+        _train_in_three_starts(tmp_path / "run", buffer)
+
+
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_no_sampled_row_joins_two_episodes(tmp_path: Path, buffer: str) -> None:
     model = _train_in_three_starts(tmp_path / "run", buffer)
@@ -177,7 +192,7 @@ def test_worker_processes_of_any_kind_go_with_snapshots(
         venv.close()
         check_batch(model.replay_buffer.sample(1000))
     text = capsys.readouterr().out
-    assert "Resumable" in text
+    assert "StatefulEnv" in text
     assert len(reset_seeds(text)) == len(starts) - 1
     assert model.num_timesteps == starts[-1]
 
@@ -189,7 +204,7 @@ def test_environments_that_can_be_saved_by_now_are_reset_once(tmp_path: Path, ca
             vec_env_kwargs={"start_method": "fork"},
         )  # fmt: skip
 
-    for steps, wrap in ((48, None), (96, Resumable), (144, Resumable)):
+    for steps, wrap in ((48, None), (96, StatefulEnv), (144, StatefulEnv)):
         venv = make(wrap)
         model, own = learn(tmp_path / "run", steps, venv)
         venv.close()

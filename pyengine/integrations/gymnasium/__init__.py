@@ -4,10 +4,10 @@
     if not state.obstacles:
         engine.track(policy=net, environment=state.tracked())
 
-`Resumable` puts the same behind `get_state` and `set_state` of a wrapper, for workers elsewhere.
+`StatefulEnv` puts the same behind `get_state` and `set_state` of a wrapper, for workers elsewhere.
 """
 
-from pyengine.integrations.gymnasium.resumable import Resumable
 from pyengine.integrations.gymnasium.state import EnvState, StackState
+from pyengine.integrations.gymnasium.stateful import StatefulEnv
 
-__all__ = ["EnvState", "Resumable", "StackState"]
+__all__ = ["EnvState", "StackState", "StatefulEnv"]

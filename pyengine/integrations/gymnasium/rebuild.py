@@ -24,7 +24,7 @@ from pyengine.integrations.gymnasium.arrays import ArrayRebuilds
 from pyengine.integrations.gymnasium.classes import attributes, replace_attributes
 from pyengine.integrations.gymnasium.records import find_record_type, make_record
 from pyengine.integrations.gymnasium.values import process_rngs
-from pyengine.integrations.gymnasium.walk import Node, Walk
+from pyengine.integrations.gymnasium.walk import LEFT, Node, Walk
 
 _MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 _MAPS: dict[str, Callable[[], Any]] = {"dict": dict, "odict": OrderedDict, "counter": Counter}
@@ -176,7 +176,8 @@ class Plan:
         found = []
         for entry in saved:
             node = next((at[path] for path in entry["paths"] if path in at), None)
-            if node is None or node.name != entry["type"] or node.how != entry["how"]:
+            is_same = node is not None and node.name == entry["type"]
+            if node is None or not is_same or entry["how"] not in (node.how, LEFT):
                 have = "nothing" if node is None else f"{node.name} ({node.how})"
                 got = f"{entry['type']} ({entry['how']})"
                 raise self._error(f"{entry['paths'][0]} is another object", have, got)
@@ -186,6 +187,8 @@ class Plan:
         return found
 
     def _plan(self, node: Node, saved: dict[str, Any], values: Rebuilds) -> None:
+        if saved["how"] == LEFT:
+            return
         value, how, path = node.value, node.how, saved["paths"][0]
         new = {name: values.value(item) for name, item in saved["held"].items()}
         if how == "code":
@@ -194,7 +197,10 @@ class Plan:
         if how == "methods":
             # Before, so that set_state may keep a reference; again after, as it may reset or draw.
             self._actions.append(lambda: replace_attributes(value, new, set()))
-            self._methods.append(lambda: value.set_state(saved["state"]))
+            functions = self._rules.functions(value)
+            assert functions is not None
+            put = functions[1]
+            self._methods.append(lambda: put(saved["state"]))
             states = {name: rng_state(item) for name, item in new.items() if rng_kind(item)}
             self._last.append(lambda: _settle(value, new, states))
             return
@@ -211,7 +217,7 @@ class Plan:
         if node.state != saved["state"]:
             raise self._error(f"{path} differs", node.state, saved["state"])
         kept = self._kept(value)
-        gone = set(node.held) - set(new) - kept
+        gone = set(node.held) - set(new) - set(saved["left"]) - kept
         new = {name: item for name, item in new.items() if name not in kept}
         self._actions.append(lambda: replace_attributes(value, new, gone))
 

@@ -5,7 +5,9 @@ Everything that is named nowhere here and is no plain value is an obstacle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +17,8 @@ from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from pyengine.capture.protocol import type_name
+from pyengine.capture.rngs import rng_kind
+from pyengine.integrations.gymnasium.chains import ChainAdapter
 from pyengine.integrations.gymnasium.simulators import (
     AleAdapter,
     MujocoDataAdapter,
@@ -44,6 +48,18 @@ class Adapter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """Functions of the user's for the state of one object: `get(value)`, `set(value, state)`."""
+
+    value: Any
+    get: Callable[[Any], Any]
+    set: Callable[[Any, Any], Any]
+
+
+StateFunctions = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """Types are given as "module:qualified name" where their module need not be installed."""
 
@@ -65,6 +81,9 @@ class Rules:
     beside_methods: Mapping[type[Any], frozenset[str]] = field(default_factory=dict)
     """Attributes saved besides what an object with get_state() gives, and set after set_state."""
     adapters: tuple[Adapter, ...] = ()
+    given: tuple[Given, ...] = ()
+    is_partial: bool = False
+    """Save the rest of what has obstacles, and list them."""
 
     def is_skipped(self, value: Any) -> bool:
         """Return whether `value`, or everything in the container `value`, is of a skipped type."""
@@ -79,10 +98,36 @@ class Rules:
         """Return who saves `value`."""
         return next((adapter for adapter in self.adapters if adapter.matches(value)), None)
 
+    def functions(self, value: Any) -> StateFunctions | None:
+        """Return what gives and takes the state of `value`: the user's functions, its methods."""
+        for one in self.given:
+            if one.value is value:
+                return functools.partial(one.get, value), functools.partial(one.set, value)
+        if rng_kind(value) is None and _has_state_methods(value):
+            return value.get_state, value.set_state
+        return None
+
 
 def named(table: Mapping[type[Any], frozenset[str]], value: Any) -> set[str]:
     """Return the names that `table` gives for `value` under any of its classes."""
     return {name for kind, names in table.items() if isinstance(value, kind) for name in names}
+
+
+def _has_state_methods(value: Any) -> bool:
+    """Return whether the class of `value` has get_state() and set_state(state)."""
+    kind = type(value)
+    get, put = getattr(kind, "get_state", None), getattr(kind, "set_state", None)
+    if not (inspect.isfunction(get) and inspect.isfunction(put)):
+        return False
+    return _takes(get, 1) and _takes(put, 2)
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 CHECKER = gymnasium.wrappers.PassiveEnvChecker
@@ -113,5 +158,5 @@ GYMNASIUM = Rules(
         ),
         gymnasium.Wrapper: frozenset({"env", "_action_space", "_observation_space"}),
     },
-    adapters=(AleAdapter(), MujocoModelAdapter(), MujocoDataAdapter()),
+    adapters=(AleAdapter(), MujocoModelAdapter(), MujocoDataAdapter(), ChainAdapter()),
 )

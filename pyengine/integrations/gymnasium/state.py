@@ -20,7 +20,7 @@ from pyengine.errors import CaptureError
 from pyengine.integrations.gymnasium.constants import Watch
 from pyengine.integrations.gymnasium.rebuild import Plan
 from pyengine.integrations.gymnasium.rules import GYMNASIUM, Rules
-from pyengine.integrations.gymnasium.walk import Walk
+from pyengine.integrations.gymnasium.walk import Walk, left_out
 
 _SHOWN = 5
 
@@ -49,6 +49,11 @@ class StackState:
         except CaptureError as error:
             return (str(error),)
         return ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What `get_state` leaves out where a StatefulEnv with `partial=True` lets it, and why."""
+        return tuple(left_out(self._walk().tree()))
 
     def get_state(self) -> dict[str, Any]:
         """Return the state as it is now; nothing in it changes with later steps.

@@ -8,9 +8,8 @@ made anew on the way back (see values.py).
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,9 @@ from pyengine.integrations.gymnasium.constants import Watch, class_values, diges
 from pyengine.integrations.gymnasium.rules import Rules, named
 from pyengine.integrations.gymnasium.simulators import ObstacleError
 from pyengine.integrations.gymnasium.values import Conversion
+
+LEFT = "left"
+"""How a node is saved whose object stays as it is."""
 
 _MAX_PATHS = 8
 
@@ -39,11 +41,13 @@ class Node:
     held: dict[str, Any] = field(default_factory=dict)
     """Attributes that are part of the state, converted."""
     state: Any = None
+    left: dict[str, str] = field(default_factory=dict)
+    """Attributes that are left as they are, and why; under "" the object itself."""
 
     def saved(self) -> dict[str, Any]:
         """Return the node as part of the tree."""
         parts = {"type": self.name, "paths": list(self.paths), "how": self.how}
-        return {**parts, "held": self.held, "state": self.state}
+        return {**parts, "held": self.held, "state": self.state, "left": self.left}
 
 
 class Walk(Conversion):
@@ -69,7 +73,7 @@ class Walk(Conversion):
             return True
         if isinstance(value, self.rules.followed) or self.rules.adapter(value) is not None:
             return True
-        return rng_kind(value) is None and has_state_methods(value)
+        return self.rules.functions(value) is not None
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
         number = self._numbers.get(id(value))
@@ -83,6 +87,19 @@ class Walk(Conversion):
         return {"@": "node", "v": number}
 
     def _fill(self, node: Node, path: str) -> None:
+        before = len(self.obstacles)
+        self._fill_whole(node, path)
+        if self.rules.is_partial and len(self.obstacles) > before:
+            node.how, node.state, node.held = LEFT, None, {}
+            node.left[""] = self._taken_back(before)
+
+    def _taken_back(self, before: int) -> str:
+        """Take obstacles back, and return them as one text."""
+        found = "; ".join(self.obstacles[before:])
+        del self.obstacles[before:]
+        return found
+
+    def _fill_whole(self, node: Node, path: str) -> None:
         value = node.value
         adapter = self.rules.adapter(value)
         if adapter is not None:
@@ -104,11 +121,12 @@ class Walk(Conversion):
 
     def _fill_object(self, node: Node, path: str) -> None:
         value = node.value
-        self._watch(type(value))
-        if has_state_methods(value):
+        self._watch(node)
+        functions = self.rules.functions(value)
+        if functions is not None:
             node.how = "methods"
             try:
-                node.state = value.get_state()
+                node.state = functions[0]()
             except Exception as error:  # code of the user's: whatever it raises is an obstacle
                 self._obstacle(path, f"get_state() raised {type(error).__name__}: {error}")
             beside = named(self.rules.beside_methods, value)
@@ -121,15 +139,19 @@ class Walk(Conversion):
         else:
             self._attributes(node, path, lambda name, item: True)
 
-    def _watch(self, kind: type[Any]) -> None:
-        for name, value in class_values(kind):
+    def _watch(self, node: Node) -> None:
+        for name, value in class_values(type(node.value)):
             if name in self.constants:
                 continue
+            before = len(self.obstacles)
             found = self.constants[name] = digest(value)
             if rng_kind(value) is not None:
                 self._obstacle(name, "a generator that belongs to a class")
             elif self._watched.first.setdefault(name, found) != found:
                 self._obstacle(name, "an attribute of a class that changes")
+            if self.rules.is_partial and len(self.obstacles) > before:
+                del self.constants[name]
+                node.left[name] = self._taken_back(before)
 
     def _attributes(self, node: Node, path: str, chosen: Callable[[str, Any], bool]) -> None:
         for name, item in attributes(node.value).items():
@@ -150,10 +172,14 @@ class Walk(Conversion):
         if name in named(rules.clocks, value):
             node.held[name] = {"@": "clock", "v": time.perf_counter() - item}
             return
-        before = len(self.obstacles)
+        before, known = len(self.obstacles), len(self._made)
         converted = self.value(item, path)
         if len(self.obstacles) > before and name in named(rules.outputs, value):
             del self.obstacles[before:]
+        elif len(self.obstacles) > before and rules.is_partial:
+            node.left[name] = self._taken_back(before)
+            for number in list(self._made)[known:]:  # parts of it are missing in some of these
+                del self._made[number]
         else:
             node.held[name] = converted
 
@@ -162,21 +188,13 @@ class Walk(Conversion):
         return name in named(self.rules.skipped_names, owner) or self.rules.is_skipped(item)
 
 
-def has_state_methods(value: Any) -> bool:
-    """Return whether the class of `value` has get_state() and set_state(state)."""
-    kind = type(value)
-    get, put = getattr(kind, "get_state", None), getattr(kind, "set_state", None)
-    if not (inspect.isfunction(get) and inspect.isfunction(put)):
-        return False
-    return _takes(get, 1) and _takes(put, 2)
-
-
-def _takes(function: Any, count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
+def left_out(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a state leaves out, and why; states of workers and chains in it included."""
+    for node in tree["nodes"]:
+        yield from node["left"].values()
+        inner = node["state"] if isinstance(node["state"], dict) else {}
+        for number, stack in enumerate(inner.get("stacks", ())):
+            yield from (f"{node['paths'][0]}[{number}] {text}" for text in left_out(stack))
 
 
 def _is_of_space(name: str, item: Any) -> bool:

@@ -22,6 +22,8 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 import pyengine
 from pyengine.engine.options import EngineOptions
@@ -53,8 +55,9 @@ class SnapshotCallback(BaseCallback):
 
     Raises, before anything in the run is touched, ModelMismatchError where the script's algorithm,
     spaces, environments or buffer are not those of the run; TruncatedLogError; ModelStateError
-    where the model has trained already, or the callback served before (several `learn()` calls: see
-    `learn`). Then what `SnapshotEngine` and its `restore` and `tick` raise.
+    where the model has trained already, is neither off-policy nor on-policy (ARS), or the callback
+    served before (several `learn()` calls: see `learn`). Then what `SnapshotEngine` and its
+    `restore` and `tick` raise.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class SnapshotCallback(BaseCallback):
                 "own: with SnapshotCallback(...) as run: run.learn(model, 10_000); "
                 "run.learn(model, 20_000)"
             )
+        _check_kind(self.model)
         _check_untrained(self.model)
         found = identity.describe(self.model)
         if not self._fresh:
@@ -288,6 +292,15 @@ def _frame_of_learn(model: BaseAlgorithm) -> FrameType | None:
         if frame.f_code.co_name == "learn" and frame.f_locals.get("self") is model:
             found = frame
     return found
+
+
+def _check_kind(model: BaseAlgorithm) -> None:
+    if not isinstance(model, (OffPolicyAlgorithm, OnPolicyAlgorithm)):
+        raise ModelStateError(
+            f"{type(model).__name__} is no OffPolicyAlgorithm and no OnPolicyAlgorithm: where its "
+            "state is whole is not known (ARS holds perturbed weights while it collects). Save it "
+            "with pyengine.SnapshotEngine in a loop of your own"
+        )
 
 
 def _check_untrained(model: BaseAlgorithm) -> None:

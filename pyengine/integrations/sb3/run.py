@@ -15,6 +15,7 @@ import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import process_generators, set_process_generators
 from pyengine.errors import CaptureError, ConfigError
+from pyengine.integrations.gymnasium.walk import left_out
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
 from pyengine.integrations.sb3.environments import (
@@ -32,6 +33,8 @@ from pyengine.integrations.sb3.state import (
 )
 
 ENVIRONMENT = "environment"
+LEFT_OUT = "environment in part"
+"""Under this name manifests and reports list what of environments is not saved."""
 
 _SEED_LIMIT = 1 << 31
 _OBSTACLES_SHOWN = 3
@@ -103,6 +106,7 @@ class ModelRun:
             for obstacle in obstacles[1:_OBSTACLES_SHOWN]:
                 self._say(f"    and {obstacle}")
             return
+        self._tell_left_out(self._environment.left_out)
         environment = EnvironmentState(
             get=self._environment_state,
             set=self._set_environment_state,
@@ -117,16 +121,27 @@ class ModelRun:
                 self._engine.exclude(_excluded_name(name), why[:_REASON_LENGTH])
                 self._say(f"NOT saved: {name}: {why}")
 
+    def _tell_left_out(self, parts: tuple[str, ...]) -> None:
+        """Say, once each, what environments with `partial=True` leave out; snapshots list it."""
+        if not set(parts) <= self._told:
+            self._engine.exclude(LEFT_OUT, _shortened(parts))
+        for part in parts:
+            if part not in self._told:
+                self._told.add(part)
+                self._say(f"environments are saved in part, NOT saved: {part}")
+
     def _environment_state(self) -> dict[str, Any]:
         if self.is_torn:
             return {"reset": "a callback stopped the run within a step"}
         try:
-            return {"state": self._environment.get_state()}
+            state = self._environment.get_state()
         except CaptureError as error:
             if str(error) != self._reset_reason:
                 self._say(f"environments could not be saved this time: {error}")
                 self._reset_reason = str(error)
             return {"reset": str(error)}
+        self._tell_left_out(tuple(left_out(state)))
+        return {"state": state}
 
     def _check_environment_state(self, saved: dict[str, Any]) -> None:
         if "state" in saved:

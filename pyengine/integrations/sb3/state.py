@@ -18,7 +18,7 @@ from stable_baselines3.common.distributions import StateDependentNoiseDistributi
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 
 from pyengine.capture.tree import Encoder
-from pyengine.errors import CaptureError
+from pyengine.errors import CaptureError, StateMismatchError
 
 COUNTERS = (
     "num_timesteps", "_episode_num", "_n_updates", "_n_calls", "exploration_rate",
@@ -85,6 +85,20 @@ class ExplorationState:
             "matrices": [_matrices_of(distribution) for distribution in self._distributions()],
             "action_space": [rng.bit_generator.state for rng in _generators(self._space())],
         }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise StateMismatchError where parts differ in number or a generator's state is none."""
+        here = self.get_state()
+        for name, parts in here.items():
+            if len(parts) != len(state[name]):
+                raise StateMismatchError(
+                    f"exploration: {len(parts)} of {name!r} here, {len(state[name])} there",
+                    component="exploration",
+                    expected=len(parts),
+                    got=len(state[name]),
+                )
+        for rng, saved in zip(_generators(self._space()), state["action_space"], strict=True):
+            type(rng.bit_generator)().state = saved
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Put all of it back."""

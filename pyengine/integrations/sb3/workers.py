@@ -1,7 +1,7 @@
 """Environments in the worker processes of a SubprocVecEnv.
 
 A worker answers only to names that its outermost wrapper knows, and an exception there ends it. So
-each environment must be in a `Resumable`, outermost, whose answers never raise.
+each environment must be in a `StatefulEnv`, outermost, whose answers never raise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyengine.integrations.gymnasium.simulators import ObstacleError
 
 _ADVICE = (
     "environments in worker processes are saved only inside pyengine.integrations.gymnasium."
-    "Resumable, outermost: make_vec_env(..., wrapper_class=Resumable)"
+    "StatefulEnv, outermost: make_vec_env(..., wrapper_class=StatefulEnv)"
 )
 
 
@@ -35,16 +35,16 @@ class SubprocAdapter:
             raise ObstacleError("it is closed, or a step is under way")
         if not (value.has_attr("try_get_state") and value.has_attr("class_name")):
             raise ObstacleError(_ADVICE)
-        if set(value.env_method("class_name")) != {"Resumable"}:
+        if set(value.env_method("class_name")) != {"StatefulEnv"}:
             raise ObstacleError(_ADVICE)
         answers = value.env_method("try_get_state")
         obstacles = [f"[{i}] {error}" for i, (_, error) in enumerate(answers) if error is not None]
         if obstacles:
             raise ObstacleError(*obstacles)
-        return {"workers": [state for state, _ in answers]}
+        return {"stacks": [state for state, _ in answers]}
 
     def check(self, value: Any, state: Any) -> None:
-        workers = state["workers"]
+        workers = state["stacks"]
         if len(workers) != value.num_envs:
             raise ValueError(f"{len(workers)} environments, here are {value.num_envs}")
         for i, saved in enumerate(workers):
@@ -53,5 +53,5 @@ class SubprocAdapter:
                 raise ValueError(f"[{i}] {error}")
 
     def set(self, value: Any, state: Any) -> None:
-        for i, saved in enumerate(state["workers"]):
+        for i, saved in enumerate(state["stacks"]):
             value.env_method("set_state", saved, indices=i)

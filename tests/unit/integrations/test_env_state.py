@@ -17,8 +17,8 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import spaces  # noqa: E402
 
-from pyengine.errors import CaptureError, StateMismatchError  # noqa: E402
-from pyengine.integrations.gymnasium import EnvState, Resumable  # noqa: E402
+from pyengine.errors import CaptureError, ConfigError, StateMismatchError  # noqa: E402
+from pyengine.integrations.gymnasium import EnvState, StatefulEnv  # noqa: E402
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -300,10 +300,144 @@ def test_sticky_actions_of_the_emulator_are_an_obstacle(probability: float) -> N
     assert all("StickyActionEnv" in obstacle for obstacle in found)
 
 
-def test_resumable_tells_errors_as_text() -> None:
-    good, bad = Resumable(Toy()), Resumable(Toy(lock=threading.Lock()))
+def test_stateful_env_tells_errors_as_text() -> None:
+    good, bad = StatefulEnv(Toy()), StatefulEnv(Toy(lock=threading.Lock()))
     state, error = good.try_get_state()
     assert error is None
     assert good.try_check_state(state) is None
     assert "lock" in bad.try_get_state()[1]
-    assert "another object" in Resumable(Other()).try_check_state(state)
+    assert "another object" in StatefulEnv(Other()).try_check_state(state)
+
+
+class Hidden(Toy):
+    """An environment whose state no attribute shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = iter(range(1, 1000))
+        self.count = 0
+
+    def step(self, action: Any) -> Any:
+        self.count = next(self.hidden)
+        return np.zeros(1), float(self.count), False, False, {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+
+def put_hidden(env: Hidden, state: Any) -> None:
+    env.hidden = iter(range(state + 1, 1000))
+    env.count = state
+
+
+def hidden(**options: Any) -> StatefulEnv:
+    env = StatefulEnv(gymnasium.wrappers.TimeLimit(Hidden(), 50), **options)
+    env.reset(seed=1)
+    return env
+
+
+def test_functions_of_the_user_give_and_take_what_no_attribute_shows() -> None:
+    functions = {"get": lambda env: env.count, "set": put_hidden}
+    saved, live = hidden(**functions), hidden(**functions)
+    for _ in range(7):
+        saved.step(0)
+    assert saved.left_out == ()
+    live.set_state(saved.get_state())
+    assert live.step(0)[1] == saved.step(0)[1] == 8
+    assert live.env._elapsed_steps == 8, "the wrapper around it comes back too"
+    assert live.np_random.random() == saved.np_random.random()
+
+
+def test_functions_come_in_pairs() -> None:
+    with pytest.raises(ConfigError, match="both"):
+        hidden(get=lambda env: env.count)
+
+
+def test_what_cannot_be_saved_is_refused_or_named_and_left_alone() -> None:
+    with pytest.raises(CaptureError, match=r"TimeLimit\.env\.hidden: a range_iterator"):
+        hidden().get_state()
+    saved, live = hidden(partial=True), hidden(partial=True)
+    for _ in range(3):
+        saved.step(0)
+    assert saved.left_out == ("TimeLimit.env.hidden: a range_iterator cannot be saved",)
+    live.set_state(saved.get_state())
+    assert (live.unwrapped.count, live.env._elapsed_steps) == (3, 3)
+    assert live.step(0)[1] == 1, "as the script made it"
+
+
+class Moods(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Holds, in one attribute, what can be saved beside what cannot, and shares a part of it."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.items = [1, threading.Lock()]
+        self.table = {"items": self.items}
+        self.number = 1
+        self.moody = Moody()
+
+
+def test_in_part_means_whole_attributes_and_objects() -> None:
+    saved, live = (StatefulEnv(Moods(Toy(count=n)), partial=True) for n in range(2))
+    saved.env.number = 2
+    kept = live.env.items, live.env.table
+    live.set_state(saved.get_state())
+    assert (live.env.number, live.unwrapped.count) == (2, 0)
+    assert (live.env.items, live.env.table) == kept
+    assert live.env.table["items"] is live.env.items
+    texts = sorted(saved.left_out)
+    assert [text.partition(":")[0] for text in texts] == [
+        "Moods.items[1]", "Moods.moody", "Moods.table['items'][1]"
+    ]  # fmt: skip
+
+
+def test_a_changed_class_attribute_is_named_and_left_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Sharing, "visits", [])
+    saved = StatefulEnv(Sharing(count=1), partial=True)
+    assert saved.left_out == ()
+    Sharing.visits.append(1)
+    (text,) = saved.left_out
+    assert "Sharing.visits" in text
+    live = StatefulEnv(Sharing(count=2), partial=True)
+    live.set_state(saved.get_state())
+    assert live.unwrapped.count == 1
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25])
+def test_an_emulator_that_hides_its_state_can_be_left_alone(probability: float) -> None:
+    gymnasium.register_envs(pytest.importorskip("ale_py"))
+    make = functools.partial(gymnasium.make, "ALE/Pong-v5", repeat_action_probability=probability)
+    saved, live = StatefulEnv(make(), partial=True), StatefulEnv(make(), partial=True)
+    for env in (saved, live):
+        env.reset(seed=1)
+    for _ in range(5):
+        saved.step(2)
+    assert bool(saved.left_out) == (probability > 0)
+    live.set_state(saved.get_state())
+    here, there = (env.unwrapped.ale.getEpisodeFrameNumber() for env in (live, saved))
+    assert (here == there) == (probability == 0)
+
+
+def test_a_state_that_was_whole_does_not_go_where_a_part_is_left_alone() -> None:
+    functions = {"get": lambda env: env.count, "set": put_hidden}
+    whole = hidden(**functions).get_state()
+    with pytest.raises(StateMismatchError, match="another object"):
+        hidden(partial=True).set_state(whole)
+
+
+def test_a_stateful_environment_in_the_same_process_is_seen_to_by_its_own_rules() -> None:
+    functions = {"get": lambda env: env.count, "set": put_hidden}
+    saved = gymnasium.wrappers.TimeAwareObservation(hidden(**functions))
+    live = gymnasium.wrappers.TimeAwareObservation(hidden(**functions))
+    saved.reset()
+    for _ in range(4):
+        saved.step(0)
+    assert EnvState(saved).obstacles == ()
+    assert EnvState(gymnasium.wrappers.TimeAwareObservation(hidden())).obstacles
+    EnvState(live).set_state(EnvState(saved).get_state())
+    assert live.step(0)[1] == saved.step(0)[1] == 5
+    other = StatefulEnv(gymnasium.wrappers.TimeLimit(Toy(), 50))
+    with pytest.raises(StateMismatchError, match="another"):
+        EnvState(live).check_state(
+            EnvState(gymnasium.wrappers.TimeAwareObservation(other)).get_state()
+        )

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import (
 
 import pyengine
 from pyengine.errors import StateMismatchError
-from pyengine.integrations.gymnasium import Resumable
+from pyengine.integrations.gymnasium import StatefulEnv
 from pyengine.integrations.sb3.environments import (
     VecEnvState,
     normalizer_state,
@@ -107,19 +107,19 @@ def test_statistics_of_other_observations_are_refused() -> None:
         set_normalizer_state(normalized(), normalizer_state(normalized(norm_obs=False)))
 
 
-def test_workers_without_resumable_are_an_obstacle_and_go_on() -> None:
+def test_workers_without_stateful_env_are_an_obstacle_and_go_on() -> None:
     venv = make_vec_env("CartPole-v1", 2, seed=0, vec_env_cls=SubprocVecEnv)
     try:
         venv.reset()
         (obstacle,) = VecEnvState(venv).obstacles
-        assert "wrapper_class=Resumable" in obstacle
+        assert "wrapper_class=StatefulEnv" in obstacle
         assert len(step(venv, 3)) == 3
     finally:
         venv.close()
 
 
 def test_an_obstacle_in_a_worker_is_told_and_the_worker_goes_on() -> None:
-    venv = SubprocVecEnv([lambda: Resumable(Connected(gymnasium.make("CartPole-v1")))])
+    venv = SubprocVecEnv([lambda: StatefulEnv(Connected(gymnasium.make("CartPole-v1")))])
     try:
         venv.reset()
         (obstacle,) = VecEnvState(venv).obstacles
@@ -137,7 +137,7 @@ def test_workers_may_start_while_an_engine_is_open(tmp_path: Path, method: str) 
         engine.track(counters=counters)
         engine.restore()
         engine.snapshot(0).wait(30)
-        makers = [lambda: Resumable(gymnasium.make("CartPole-v1"))] * 2
+        makers = [lambda: StatefulEnv(gymnasium.make("CartPole-v1"))] * 2
         venv = SubprocVecEnv(makers, start_method=method)
         venv.reset()
         step(venv, 5)

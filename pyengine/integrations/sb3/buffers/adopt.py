@@ -10,18 +10,20 @@ import warnings
 from typing import Any
 
 import numpy as np
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import HerReplayBuffer as StockHerReplayBuffer
 from stable_baselines3.common import buffers as stock
 
 from pyengine.errors import ConfigError
 from pyengine.integrations.sb3.buffers.classes import DictReplayBuffer, ReplayBuffer
 from pyengine.integrations.sb3.buffers.copied import CopiedBuffer
+from pyengine.integrations.sb3.buffers.her import HerReplayBuffer
 from pyengine.integrations.sb3.buffers.nstep import NStepReplayBuffer
 
 _ADOPTED: dict[type[stock.ReplayBuffer], type[ReplayBuffer]] = {
     stock.ReplayBuffer: ReplayBuffer,
     stock.DictReplayBuffer: DictReplayBuffer,
     stock.NStepReplayBuffer: NStepReplayBuffer,
+    StockHerReplayBuffer: HerReplayBuffer,
 }
 
 
@@ -66,7 +68,7 @@ class Adoption:
         buffer = self._buffer
         if buffer is None or buffer.size() == 0:
             return
-        if isinstance(buffer, HerReplayBuffer):
+        if isinstance(buffer, StockHerReplayBuffer):
             with warnings.catch_warnings():
                 # It warns that it truncates, which is what it is called for.
                 warnings.simplefilter("ignore")
@@ -91,10 +93,10 @@ class Adoption:
 def adopt(model: Any) -> Adoption:
     """Let the rows of `model.replay_buffer` live in a ring, or say how they are saved otherwise.
 
-    ReplayBuffer, DictReplayBuffer and NStepReplayBuffer themselves are adopted: in place, same
-    batches for the same seed, no memory before rows exist. Buffers of other classes are left alone
-    and copied whole at every snapshot, which `notes` tells with its cost. A model without a replay
-    buffer has nothing to adopt.
+    ReplayBuffer, DictReplayBuffer, NStepReplayBuffer and HerReplayBuffer themselves are adopted: in
+    place, same batches for the same seed, no memory before rows exist. Buffers of other classes are
+    left alone and copied whole at every snapshot, which `notes` tells with its cost. A model
+    without a replay buffer has nothing to adopt.
 
     Raises ConfigError for a buffer that holds rows or is adopted already, SchemaError for spaces
     that a ring cannot store.
@@ -120,4 +122,4 @@ def adopt(model: Any) -> Adoption:
     except BaseException:
         buffer.__class__ = into.stock_class
         raise
-    return Adoption(buffer, {"replay": buffer.rows.ring, "replay_index": buffer.rows})
+    return Adoption(buffer, buffer.tracked())

@@ -30,6 +30,8 @@ class ReplayBuffer(stock.ReplayBuffer):
     """stable_baselines3's ReplayBuffer, rows in a ring."""
 
     stock_class: ClassVar[type[stock.ReplayBuffer]] = stock.ReplayBuffer
+    beside_stock: ClassVar[frozenset[str]] = frozenset({"rows"})
+    """Attributes that stock does not have."""
     rows: BufferRows
 
     def move_in(self) -> None:
@@ -40,6 +42,10 @@ class ReplayBuffer(stock.ReplayBuffer):
         )
         del self.__dict__["pos"], self.__dict__["full"]
         self.__dict__.update(self._with_arrays(lambda name: StepColumn(self.rows, name)))
+
+    def tracked(self) -> dict[str, Any]:
+        """Return what a snapshot has of this buffer, by name, in the order of a restore."""
+        return {"replay": self.rows.ring, "replay_index": self.rows}
 
     def move_out(self) -> None:
         """Become the stock class again, with the rows in arrays."""
@@ -73,7 +79,7 @@ class ReplayBuffer(stock.ReplayBuffer):
 
     def _stock_state(self) -> dict[str, Any]:
         columns = self._arrays()
-        state = {name: value for name, value in self.__dict__.items() if name != "rows"}
+        state = {k: v for k, v in self.__dict__.items() if k not in self.beside_stock}
         state.update(self._with_arrays(lambda name: np.asarray(columns[name])))
         return {**state, "pos": self.pos, "full": self.full}
 
@@ -157,7 +163,7 @@ class ReplayBuffer(stock.ReplayBuffer):
 class DictReplayBuffer(ReplayBuffer, stock.DictReplayBuffer):
     """stable_baselines3's DictReplayBuffer, rows in a ring."""
 
-    stock_class = stock.DictReplayBuffer
+    stock_class: ClassVar[type[stock.ReplayBuffer]] = stock.DictReplayBuffer
 
     def add(  # type: ignore[override]  # as stock's overrides its base's
         self,
@@ -183,18 +189,24 @@ class DictReplayBuffer(ReplayBuffer, stock.DictReplayBuffer):
     ) -> DictReplayBufferSamples:
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
         data = self.rows.gather(self.rows.refs(batch_inds, env_indices), tuple(self.rows.fields))
+        return self._batch(data, data["rewards"], env)
+
+    def _batch(
+        self, data: dict[str, Array], rewards: Array, env: VecNormalize | None
+    ) -> DictReplayBufferSamples:
+        """Return gathered rows, and what they pay, as the library's tuple of tensors."""
         seen = []
         for name in _OBSERVATIONS:
             values = {key: data[f"{name}/{key}"] for key in self.observations}
             normalized: Any = self._normalize_obs(values, env)
             seen.append({key: self._tensor(value) for key, value in normalized.items()})
-        rewards = self._normalize_reward(data["rewards"].reshape(-1, 1), env)
+        paid = self._normalize_reward(rewards.reshape(-1, 1), env)
         return DictReplayBufferSamples(
             observations=seen[0],
             actions=self._tensor(data["actions"]),
             next_observations=seen[1],
             dones=self._tensor(_final_dones(data)),
-            rewards=self._tensor(rewards),
+            rewards=self._tensor(paid),
         )
 
 

@@ -48,14 +48,14 @@ class StepColumn:
         head, rest = _split(index)
         if head is None:
             return self[:][index]
-        steps, lanes = self._places(head)
+        steps, lanes = places(self.shape[:2], head)
         found = self._rows.read(self._name, steps, lanes)
         if rest:
             return found[(*(slice(None),) * steps.ndim, *rest)]
         return found if found.ndim else found[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        steps, lanes = self._places(index)
+        steps, lanes = places(self.shape[:2], index)
         self._rows.mark(self._name, steps, lanes, value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -67,12 +67,12 @@ class StepColumn:
     def __repr__(self) -> str:
         return f"StepColumn({self._name!r}, shape={self.shape}, dtype={self.dtype})"
 
-    def _places(self, head: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return steps and lanes of the rows that `head` picks, by NumPy's own rules."""
-        grid = self.shape[:2]
-        steps = np.broadcast_to(np.arange(grid[0])[:, None], grid)[head]
-        lanes = np.broadcast_to(np.arange(grid[1]), grid)[head]
-        return np.asarray(steps), np.asarray(lanes)
+
+def places(grid: tuple[int, ...], index: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return steps and lanes of the rows that `index` picks of (steps, lanes), as NumPy does."""
+    steps = np.broadcast_to(np.arange(grid[0])[:, None], grid)[index]
+    lanes = np.broadcast_to(np.arange(grid[1]), grid)[index]
+    return np.asarray(steps), np.asarray(lanes)
 
 
 def _split(index: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """Replay buffers of classes that are not known: everything they hold is copied at each snapshot.
 
-HerReplayBuffer, sb3-contrib's classes and users' own rewrite rows in ways that a ring cannot
-follow. Their arrays and plain values are saved whole and come back in place.
+Subclasses and users' own may rewrite rows in ways that a ring cannot follow. Their arrays and plain
+values are saved whole and come back in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from pyengine.capture.protocol import type_text
@@ -50,37 +49,25 @@ class CopiedBuffer:
             self.notes += (f"{name}: NOT saved, no plain values: {', '.join(left_out)}",)
 
     def get_state(self) -> dict[str, Any]:
-        """Return arrays and plain values by attribute; of a HER buffer, steps with rows only."""
-        steps = self._buffer.size()
+        """Return arrays and plain values by attribute."""
         held = vars(self._buffer)
-        return {
-            "steps": steps,
-            "values": {
-                name: _cut(held[name], self._whole(), steps) for name in self._names if name in held
-            },
-        }
+        return {name: held[name] for name in self._names if name in held}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Put it back: arrays in place, the rest as new values.
-
-        Raises StateMismatchError, with the buffer unchanged, where an array has another shape.
-        """
-        steps, whole = state["steps"], self._whole()
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise StateMismatchError where an array has another shape; change nothing."""
         for name in ("buffer_size", "n_envs"):
-            here, got = getattr(self._buffer, name), state["values"][name]
+            here, got = getattr(self._buffer, name), state[name]
             if here != got:
                 raise _mismatch(name, here, got)
-        for name, saved in state["values"].items():
-            live = getattr(self._buffer, name, None)
-            _check_shapes(name, _cut(live, whole, steps), saved)
-        former = self._buffer.size()
-        for name, saved in state["values"].items():
-            live = getattr(self._buffer, name, None)
-            setattr(self._buffer, name, _put(live, saved, former))
+        for name, saved in state.items():
+            _check_shapes(name, getattr(self._buffer, name, None), saved)
 
-    def _whole(self) -> int | None:
-        """Return the length of arrays of which only the steps with rows matter; None: no such."""
-        return self._buffer.buffer_size if type(self._buffer) is HerReplayBuffer else None
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Put it back: arrays in place, the rest as new values. Raises as `check_state` does."""
+        self.check_state(state)
+        for name, saved in state.items():
+            live = getattr(self._buffer, name, None)
+            setattr(self._buffer, name, _put(live, saved))
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -129,29 +116,13 @@ def _array_bytes(value: Any) -> int:
     return 0
 
 
-def _cut(value: Any, whole: int | None, steps: int) -> Any:
-    """Return `value` with arrays of `whole` steps cut to `steps`."""
-    if whole is None or steps >= whole:
-        return value
-    if isinstance(value, np.ndarray) and value.ndim and len(value) == whole:
-        return value[:steps]
-    if type(value) is dict:
-        return {key: _cut(item, whole, steps) for key, item in value.items()}
-    return value
-
-
-def _put(live: Any, saved: Any, former: int) -> Any:
-    """Write saved arrays into live ones, `former` of whose steps hold rows; return what to keep."""
+def _put(live: Any, saved: Any) -> Any:
+    """Write saved arrays into live ones of their shape; return what to keep."""
     if isinstance(live, np.ndarray):
-        if live.shape == saved.shape:
-            live[...] = saved
-            return live
-        live[: len(saved)] = saved
-        # Steps beyond hold nothing, so that writing zeros there would only use memory.
-        live[len(saved) : former] = {} if live.dtype.hasobject else 0
+        live[...] = saved
         return live
     if isinstance(live, dict) and isinstance(saved, dict) and live.keys() == saved.keys():
         for key, item in saved.items():
-            live[key] = _put(live[key], item, former)
+            live[key] = _put(live[key], item)
         return live
     return saved

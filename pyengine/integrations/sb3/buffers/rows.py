@@ -61,6 +61,16 @@ class BufferRows:
         return 0 if control is None else control.total_count(0)
 
     @property
+    def origin(self) -> int:
+        """The row id that step 0 began with."""
+        return self._origin
+
+    @property
+    def oldest(self) -> int:
+        """The id of the oldest row in the buffer."""
+        return max(self._origin, self.total - self.steps)
+
+    @property
     def pos(self) -> int:
         """The step that the next row goes to."""
         return (self.total - self._origin) % self.steps
@@ -111,7 +121,7 @@ class BufferRows:
                 expected=f"one of {', '.join(MARKED)}",
                 got=name,
             )
-        written = self._is_written(steps)
+        written = self.is_written(steps)
         if not written.all():
             raise ImmutableFieldError(
                 f"{name}: step {int(np.asarray(steps)[~written].flat[0])} holds no row yet",
@@ -158,7 +168,7 @@ class BufferRows:
         # In blocks, so that a copy of the whole column needs no memory for a second one.
         for start in range(0, len(steps), READ_ROWS):
             block = slice(start, start + READ_ROWS)
-            written = self._is_written(steps[block])
+            written = self.is_written(steps[block])
             if written.any():
                 refs = self.refs(steps[block][written], lanes[block][written])
                 values[block][written] = self.gather(refs, (name,))[name]
@@ -183,7 +193,8 @@ class BufferRows:
         self.put_tail(following, lanes, values)
         return values
 
-    def _is_written(self, steps: Array) -> NDArray[np.bool_]:
+    def is_written(self, steps: Array) -> NDArray[np.bool_]:
+        """Whether steps hold a row."""
         return np.asarray(steps) < (self.steps if self.full else self.pos)
 
     def get_state(self) -> dict[str, Any]:
@@ -217,9 +228,8 @@ class BufferRows:
             self._tail = np.array(state["tail"])
 
     def _forget_old_marks(self) -> None:
-        oldest = max(self._origin, self.total - self.steps)
         for marks in self._marks.values():
-            marks.drop_before(oldest * self.lanes)
+            marks.drop_before(self.oldest * self.lanes)
 
     def _forget_all_marks(self) -> None:
         for marks in self._marks.values():
