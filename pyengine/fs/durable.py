@@ -307,22 +307,28 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 def _copy(source: str, target: str, temporary: str) -> str:
     source_fd = open_regular(source)
     try:
-        size_bytes = os.fstat(source_fd).st_size
-        with _no_space_is_typed(os.path.dirname(target), size_bytes):
-            fd = _open_new(temporary, None, direct=False)
-            try:
-                try:
-                    how = _fill_from(source_fd, fd)
-                    door.active.fsync(fd)
-                finally:
-                    door.active.close(fd)
-                door.active.rename(temporary, target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    door.active.unlink(temporary)
-                raise
+        return copy_open(source_fd, target, temporary=temporary)
     finally:
         door.active.close(source_fd)
+
+
+def copy_open(source_fd: int, target: str, *, temporary: str) -> str:
+    """Put the bytes of an open file, from its offset on, under the name `target`, as `link_or_copy`
+    does where links are refused; return "reflink" or "copy"."""
+    size_bytes = os.fstat(source_fd).st_size
+    with _no_space_is_typed(os.path.dirname(target), size_bytes):
+        fd = _open_new(temporary, None, direct=False)
+        try:
+            try:
+                how = _fill_from(source_fd, fd)
+                door.active.fsync(fd)
+            finally:
+                door.active.close(fd)
+            door.active.rename(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                door.active.unlink(temporary)
+            raise
     return how
 
 
