@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from os.path import samestat
 from typing import Any
 
 from pyengine.catalog import scan
@@ -238,18 +239,21 @@ def _take_over(info: SnapshotInfo, record: FileRecord, snapshot: str) -> str:
     target = os.path.join(snapshot, record.path)
     directory, name = os.path.split(target)
     durable.make_directory(directory)
+    temporary = os.path.join(directory, names.temporary_name(0, name))
     fd = open_beneath(info.path, record.path)
     try:
         status = os.fstat(fd)
         check_size(source, status.st_size, record.size_bytes)
-        temporary = os.path.join(directory, names.temporary_name(0, name))
         how = durable.link_or_copy(source, target, temporary=temporary)
+        if how == "link" and not samestat(status, os.lstat(target)):
+            # Exchanged meanwhile, or of an overlay's lower layer: a link copies it to the upper
+            # one, where it is another file. What was opened is what was checked.
+            durable.remove_tree(target)
+            how = durable.copy_open(fd, target, temporary=temporary)
     finally:
         door.active.close(fd)
-    made = os.lstat(target)
-    is_same = os.path.samestat(status, made) if how == "link" else made.st_size == status.st_size
-    if not is_same:
-        raise DamageError(f"{source} was exchanged while it was being linked", path=source)
+    if os.lstat(target).st_size != status.st_size:
+        raise DamageError(f"{source} was exchanged while it was being copied", path=source)
     return how
 
 

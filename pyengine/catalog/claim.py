@@ -133,6 +133,7 @@ def claim_run(
     to), NoSpaceError (the claim cannot be recorded), OSError.
     """
     path = os.path.realpath(run_dir)
+    _check_path(path)
     _prepare(path)
     _check_rank(path)
     place = _registry.enter(path)
@@ -154,14 +155,27 @@ def _prepare(run_dir: str) -> None:
             "run directory under its own name to go on from it",
             path=run_dir,
         )
-    if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
-        raise RunDirectoryError(f"{run_dir} is not a directory", path=run_dir)
     for name in ("", *names.RUN_DIRECTORIES):
         path = os.path.join(run_dir, name).rstrip("/")
         durable.make_directory(path)
         trust.check_directory(path)
+    lock = os.path.join(run_dir, names.LOCK)
     with contextlib.suppress(FileExistsError):
-        durable.make_empty_file(os.path.join(run_dir, names.LOCK))
+        durable.make_empty_file(lock)
+    if not os.path.isfile(lock):
+        raise RunDirectoryError(
+            f"{lock} is not a regular file: remove it, and the next start makes it anew", path=lock
+        )
+
+
+def _check_path(run_dir: str) -> None:
+    try:
+        run_dir.encode()
+    except UnicodeEncodeError as error:
+        raise RunDirectoryError(
+            f"{run_dir!a} is not valid UTF-8, so that no record can name it: choose another path",
+            path=run_dir,
+        ) from error
 
 
 def _check_rank(run_dir: str) -> None:

@@ -3,7 +3,9 @@
 Nothing else publishes. Before: the snapshot's own files and links lie in a temporary directory,
 every file and directory fsynced. Then `publish_snapshot`: lock and generation check, the swap to
 COMMITTING, rename of the directory, manifest last, `latest`, prune. A death at any point leaves
-either a directory without a manifest, which is no snapshot, or a complete one.
+either a directory without a manifest, which is no snapshot, or a complete one. Which of both it
+was, the manifest's temporary tells afterwards: it is there, empty, from the making of the directory
+until it becomes the manifest, so that a directory with neither has lost its manifest.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def _make_visible(
     try:
         held.rename(staged_dir, final)
         durable.fsync_directory(snapshots)
-        durable.replace_file(final, names.MANIFEST, data, temporary=names.MANIFEST_TMP)
+        durable.fill_file(final, names.MANIFEST, data, temporary=names.MANIFEST_TMP)
     except BaseException as error:
         # Whatever became of it, it is not durable: out of the way, so that it can be staged anew.
         for path in (final, staged_dir):
@@ -281,6 +283,7 @@ def hold_snapshot(path: str) -> OfdLock | None:
 def make_staging_directory(run_dir: str, generation: int, name: str, attempt: int) -> str:
     """Make the temporary directory in which snapshot `name` is put together; return its path.
 
+    It holds the manifest's temporary, empty, which is durable once the directory is.
     A stale one of the same attempt is deleted first. Raises StaleGenerationError where another run
     has the path now, NoSpaceError, OSError.
     """
@@ -289,4 +292,5 @@ def make_staging_directory(run_dir: str, generation: int, name: str, attempt: in
     path = os.path.join(run_dir, names.SNAPSHOTS, text)
     durable.remove_tree(path)
     durable.make_new_directory(path)
+    durable.make_empty_file(os.path.join(path, names.MANIFEST_TMP))
     return path

@@ -1,9 +1,10 @@
 """How the writers of a run ended, on record in `generations/<g>`, for the next restore to tell.
 
-A writer's last line says which rows it could not bring to disk. It is appended to a file that is
-there, and its absence tells too: a writer that was killed, or that a full disk kept from writing
-even this line, has not finished. What was lost concerns nobody any more once a later generation has
-committed a snapshot: only claims since the one that is restored are looked at.
+A writer's last line says which rows it could not bring to disk, and which snapshot was the newest
+then. It is appended to a file that is there, and its absence tells too: a writer that was killed,
+or that a full disk kept from writing even this line, has not finished. What was lost concerns
+nobody any more once a later generation has committed a snapshot: only claims since the one that is
+restored are looked at.
 """
 
 from __future__ import annotations
@@ -38,13 +39,26 @@ def record_end(run_dir: str, generation: int, losses: Sequence[Loss]) -> None:
     StaleGenerationError where another run has the path now.
     """
     check_not_replaced(run_dir, generation)
+    committed = scan.committed_names(run_dir)
     record = {
         "role": "end",
         "pid": os.getpid(),
         "since": utc_timestamp(),
+        "newest": committed[-1].text if committed else None,
         "lost": [asdict(loss) for loss in losses],
     }
     durable.append_line(generation_path(run_dir, generation), record_bytes(record))
+
+
+def last_committed(run_dir: str) -> dict[int, str]:
+    """Return, by generation, the snapshot that its last writer has left as the newest one."""
+    found = {}
+    for generation in sorted(scan.claimed_generations(run_dir)):
+        for record in read_records(run_dir, generation):
+            newest = record.get("newest") if record.get("role") == "end" else None
+            if isinstance(newest, str) and names.parse_snapshot_name(newest) is not None:
+                found[generation] = newest
+    return found
 
 
 def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pyengine.catalog import janitor, quarantine, scan
+from pyengine.catalog import janitor, quarantine, scan, traces
 from pyengine.catalog.commit import empty_trash
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.idle import idle_lock
@@ -101,7 +101,7 @@ def _left_behind(run_dir: str) -> Iterator[tuple[str, Kind]]:
     What was committed and has lost its manifest is none of them: the next claim moves it to
     quarantine.
     """
-    committed = janitor.known_committed(run_dir)
+    committed = traces.without_manifest(run_dir)
     for directory in scan.named_directories(run_dir):
         for left in janitor.leftovers(directory):
             if left.kind != "unfinished" or os.path.basename(left.path) not in committed:

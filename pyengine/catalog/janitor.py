@@ -3,7 +3,7 @@
 At a claim the lower generations are dead: their owner's lock is free and their writer was waited
 for. Where one lives on that was taken over, its files stay until a claim after its end. Moved to
 trash under the commit lock, deleted after it. A directory that lost its manifest after it was
-committed is not unfinished: it goes into quarantine, loudly.
+committed (catalog.traces) is not unfinished: it goes into quarantine, loudly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pyengine.catalog import markers, pool, quarantine, scan
+from pyengine.catalog import pool, quarantine, scan, traces
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.generation import generation_path
-from pyengine.catalog.lines import read_lines
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import durable
@@ -82,22 +81,15 @@ def _take_names_back(held: CommitLock, is_swept: Callable[[int], bool]) -> None:
 def _rescue(held: CommitLock) -> None:
     """Move to quarantine what was committed once and has no manifest now."""
     snapshots = os.path.join(held.run_dir, names.SNAPSHOTS)
-    for name in sorted(known_committed(held.run_dir)):
-        path = os.path.join(snapshots, name)
-        if os.path.isdir(path) and not os.path.islink(path) and not scan.has_manifest(path):
-            target = quarantine.move_unfinished(held, name)
-            logger.error(
-                "%s was committed and has no %s any more: moved to %s", path, names.MANIFEST, target
-            )
-
-
-def known_committed(run_dir: str) -> set[str]:
-    """Return the names of snapshots that something outside of them proves to have been committed:
-    the link `latest`, a line that grew from one, a mark of a restore."""
-    latest = scan.latest_target(run_dir)
-    parents = {line.parent for line in read_lines(run_dir).values() if line.parent is not None}
-    marked = markers.marked_snapshots(run_dir)
-    return parents | marked | ({latest} if latest is not None else set())
+    for name, proof in traces.without_manifest(held.run_dir).items():
+        target = quarantine.move_unfinished(held, name, proof)
+        logger.error(
+            "%s was committed (%s) and has no %s any more: moved to %s",
+            os.path.join(snapshots, name),
+            proof,
+            names.MANIFEST,
+            target,
+        )
 
 
 def _is_dead(run_dir: str, generation: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pyengine.catalog import scan, verify
+from pyengine.catalog import scan, traces, verify
 from pyengine.catalog.commit_lock import CommitLock, commit_lock
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.errors import DamageError, FormatVersionError, RestoreError
@@ -108,10 +108,12 @@ def move(run_dir: str, generation: int, damage: Damage) -> str | None:
             return held.quarantine(damage.snapshot, damage.to_record())
 
 
-def move_unfinished(held: CommitLock, name: str) -> str:
-    """Move a snapshot that was committed and has no manifest any more; as `move` does."""
+def move_unfinished(held: CommitLock, name: str, proof: str) -> str:
+    """Move a snapshot that was committed, as `proof` says, and has no manifest any more; as `move`
+    does."""
     path = os.path.join(held.run_dir, names.SNAPSHOTS, name, names.MANIFEST)
-    problem = Problem(path, "missing", f"{path} is missing, and the snapshot was committed")
+    text = f"{path} is missing, and the snapshot was committed: {proof}"
+    problem = Problem(path, "missing", text)
     return held.quarantine(name, Damage(name, names.MANIFEST, problem).to_record())
 
 
@@ -128,23 +130,37 @@ def snapshot_names(run_dir: str) -> list[str]:
         return []
 
 
+def order_of(name: str) -> names.SnapshotName:
+    """Return what tells which of two snapshots is newer, from the name of one or of its directory
+    in quarantine."""
+    parsed = names.parse_quarantine_name(name)
+    assert parsed is not None, name
+    return parsed
+
+
 def lost_snapshots(run_dir: str) -> list[tuple[str, str]]:
     """Return (path, reason) of snapshots that were committed and are not in their place.
 
-    They are in quarantine, or `latest` names one that is gone. What makes a run without snapshots
-    one that must not begin anew by itself.
+    They are in quarantine, or something proves that there was one (catalog.traces) that is gone.
+    What makes a run without snapshots one that must not begin anew by itself.
     """
-    directory = os.path.join(run_dir, names.QUARANTINE)
+    moved = snapshot_names(run_dir)
+    directory, place = (os.path.join(run_dir, n) for n in (names.QUARANTINE, names.SNAPSHOTS))
     lost = [
         (os.path.join(directory, name), f"in quarantine: {_reason(directory, name)}")
-        for name in snapshot_names(run_dir)
+        for name in moved
     ]
-    latest = scan.latest_target(run_dir)
-    if latest is not None and latest not in snapshot_names(run_dir):
-        path = os.path.join(run_dir, names.SNAPSHOTS, latest)
-        if not scan.has_manifest(path):
-            lost.append((path, "gone, or without its manifest, and the link `latest` names it"))
+    there = {name.text for name in scan.committed_names(run_dir)} | _former_names(moved)
+    for name, proof in sorted(traces.known_committed(run_dir).items()):
+        if name not in there:
+            lost.append((os.path.join(place, name), f"gone, or without its manifest, and {proof}"))
     return lost
+
+
+def _former_names(moved: Iterable[str]) -> set[str]:
+    """Return what directories in quarantine were called before: there a name may have a number."""
+    parsed = map(names.parse_quarantine_name, moved)
+    return {name.text for name in parsed if name is not None}
 
 
 @dataclass(frozen=True, slots=True)

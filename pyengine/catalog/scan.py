@@ -85,10 +85,21 @@ def scan_snapshots(run_dir: str) -> Scan:
 
 def committed_names(run_dir: str) -> list[names.SnapshotName]:
     """Return the names of directories that have a manifest, good or bad, oldest first."""
+    directory = os.path.join(run_dir, names.SNAPSHOTS)
+    return [
+        name
+        for name in snapshot_directories(run_dir)
+        if has_manifest(os.path.join(directory, name.text))
+    ]
+
+
+def snapshot_directories(run_dir: str) -> list[names.SnapshotName]:
+    """Return the names of directories that bear a snapshot's name, committed or not, oldest
+    first."""
     found = []
     for entry in _entries(os.path.join(run_dir, names.SNAPSHOTS)):
         name = names.parse_snapshot_name(entry.name)
-        if name is not None and entry.is_dir(follow_symlinks=False) and has_manifest(entry.path):
+        if name is not None and entry.is_dir(follow_symlinks=False):
             found.append(name)
     return sorted(found)
 

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from pyengine.catalog import quarantine
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import Problem, SnapshotInfo
 from pyengine.catalog.run import Run, open_run
@@ -30,8 +32,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Verify and print; 0 all whole, 1 damage, 2 something could not be read."""
+    """Verify and print; 0 all whole, 1 damage, 2 something could not be read.
+
+    Where no snapshot is left, those that there were are damage: in quarantine, or gone.
+    """
     run = open_run(options.path)
+    if not run.snapshots:
+        lost = quarantine.lost_snapshots(run.path)
+        told = (Problem(path, "missing", f"{path}: {reason}") for path, reason in lost)
+        run = replace(run, problems=(*run.problems, *told))
     problems: dict[str, list[Problem]] = {}
     for info in run.snapshots:
         with contextlib.ExitStack() as stack:

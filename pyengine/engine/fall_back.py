@@ -85,11 +85,11 @@ class _Search:
             logger.error("%s: %s", self._run_dir, text)
             self._notes.append(text)
         trust.check_pool(self._run_dir, with_files=self._options.replay == "latest")
-        self._look_for_lost(candidates)
         self._damaged = quarantine.damaged_files(self._run_dir)
         for name in candidates:
             report = self._try(name)
             if report is not None:
+                self._tell_of_newer(name)
                 self._mend_latest(name)
                 self._tell_of_losses(report)
                 return replace(report, notes=(*self._notes, *report.notes))
@@ -162,14 +162,16 @@ class _Search:
         self._refused.append((info.path, text))
         self._notes.append(f"{info.name} was passed over: {text}")
 
-    def _look_for_lost(self, candidates: list[str]) -> None:
-        """Say so where the link `latest` names a snapshot that is nowhere."""
-        latest = scan.latest_target(self._run_dir)
-        moved = quarantine.snapshot_names(self._run_dir)
-        if latest is not None and latest not in {*candidates, *moved}:
-            text = f"the link `latest` names {latest}, which is gone; another one is restored"
-            logger.error("%s: %s", self._run_dir, text)
-            self._notes.append(text)
+    def _tell_of_newer(self, restored: str) -> None:
+        """Say which newer snapshots were committed and are not in their place, but for those that
+        this search has moved away."""
+        for path, reason in quarantine.lost_snapshots(self._run_dir):
+            name = os.path.basename(path)
+            is_told = any(path == refused for refused, _ in self._refused)
+            if not is_told and quarantine.order_of(name) > quarantine.order_of(restored):
+                text = f"{name} is newer than what was restored, and {reason}"
+                logger.error("%s: %s", self._run_dir, text)
+                self._notes.append(text)
 
     def _tell_of_losses(self, report: RestoreReport) -> None:
         """Say which rows the writers since that snapshot could not bring to disk."""

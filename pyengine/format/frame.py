@@ -35,24 +35,37 @@ _MAP_NORESERVE = 0x4000
 def read_frame(fd: int, file_bytes: int, path: str) -> mmap.mmap:
     """Return an image of a segment file in which only header and block table were read.
 
-    The rows' pages are never touched and take no memory, so that a file of any size will do. The
-    table is read where the header fits together, whatever its version. Nothing in it is proven.
-    Raises TruncatedFileError, OSError.
+    The rows' pages are never touched and take no memory. The image is no longer than the header
+    says, and where nothing fits together it ends with the header: a sparse file may be of any size.
+    The table is read whatever the version. Nothing in it is proven. Raises TruncatedFileError,
+    OSError, which names the file where its image exceeds the process's address space.
     """
+    head = _read_head(fd, file_bytes, path)
+    is_whole = len(head) >= HEADER_RECORD_BYTES
+    header = find_header(memoryview(head), path) if is_whole else None
+    end = len(head) if header is None else min(header.file_bytes, file_bytes)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    image = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
-    _fill(fd, image, 0, min(file_bytes, HEADER_RECORD_BYTES), path)
-    if file_bytes >= HEADER_RECORD_BYTES:
-        header_bytes = HEADER.unpack_from(image, 0)[2]
-        if header_bytes <= MAX_HEADER_BYTES:
-            _fill(fd, image, 0, min(header_bytes, file_bytes), path)
-        with memoryview(image) as view:
-            header = find_header(view, path)
-        if header is not None:
-            # Where a header says so, everything would be the table: a sparse file has room for it.
-            end = min(header.file_bytes, file_bytes)
-            _fill(fd, image, min(header.block_table_offset, end), end, path)
+    try:
+        image = mmap.mmap(-1, max(end, 1), flags=flags)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+    image[: len(head)] = bytes(head)
+    if header is not None:
+        _fill(fd, image, min(header.block_table_offset, end), end, path)
     return image
+
+
+def _read_head(fd: int, file_bytes: int, path: str) -> bytearray:
+    """Return what the file has of a header: its record, and the tables that this tells of."""
+    head = bytearray(min(file_bytes, HEADER_RECORD_BYTES))
+    read_into(fd, memoryview(head), 0, path)
+    if len(head) == HEADER_RECORD_BYTES:
+        header_bytes = HEADER.unpack_from(head, 0)[2]
+        if HEADER_RECORD_BYTES < header_bytes <= MAX_HEADER_BYTES:
+            tables = bytearray(min(header_bytes, file_bytes) - len(head))
+            read_into(fd, memoryview(tables), len(head), path)
+            head += tables
+    return head
 
 
 class FullHeaders:

@@ -1,12 +1,12 @@
 """Opening files that a directory claims to hold, without ever leaving it.
 
 Each component is opened with O_NOFOLLOW relative to the one before, so that neither `..` nor a
-symbolic link planted in a copied directory leads the reader elsewhere.
+symbolic link planted in a copied directory leads the reader elsewhere. What bears the name and is
+no regular file (a link, FIFO, socket, device or directory) is damage, and nobody waits for it.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 
@@ -34,25 +34,48 @@ def open_beneath(directory: str, relative: str) -> int:
             # In this order: after an interrupt in between nothing is closed twice.
             current, former = deeper, current
             door.active.close(former)
-        # O_NONBLOCK: a FIFO in place of the file must not make the reader wait.
-        fd = _open_at(current, parts[-1], os.O_RDONLY | os.O_NONBLOCK, shown)
+        return _open_regular(current, parts[-1], shown)
     finally:
         door.active.close(current)
+
+
+def open_regular(path: str) -> int:
+    """Open a regular file for reading whose directory is trusted, and return its descriptor.
+
+    Raises as `open_beneath` does.
+    """
+    return _open_regular(None, path, path)
+
+
+def _open_regular(dir_fd: int | None, name: str, shown: str) -> int:
+    # O_NONBLOCK: a FIFO in place of the file must not make the reader wait.
+    fd = _open_at(dir_fd, name, os.O_RDONLY | os.O_NONBLOCK, shown)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         door.active.close(fd)
-        raise DamageError(f"{shown} is not a regular file", path=shown)
+        raise DamageError(f"{shown} is not a regular file", path=shown, offset=0)
     return fd
 
 
-def _open_at(dir_fd: int, name: str, flags: int, shown: str) -> int:
+def _open_at(dir_fd: int | None, name: str, flags: int, shown: str) -> int:
     try:
         return door.active.open(name, flags | os.O_NOFOLLOW, dir_fd=dir_fd)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        # A link is refused as ELOOP or ENOTDIR, a socket as ENXIO, a device as its driver likes.
+        wanted = "a directory" if flags & os.O_DIRECTORY else "a regular file"
+        if _is_other_kind(dir_fd, name, flags):
             raise DamageError(
-                f"{shown}: {name} is a symbolic link or no directory", path=shown
+                f"{shown}: {os.path.basename(name)} is not {wanted}", path=shown, offset=0
             ) from error
         raise OSError(error.errno, os.strerror(error.errno or 0), shown) from error
+
+
+def _is_other_kind(dir_fd: int | None, name: str, flags: int) -> bool:
+    """Whether what bears the name is not what `flags` open."""
+    try:
+        mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISDIR(mode) if flags & os.O_DIRECTORY else stat.S_ISREG(mode))
 
 
 def read_beneath(

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyengine.config import PAGE_BYTES
-from pyengine.errors import NoSpaceError
+from pyengine.errors import NoSpaceError, RunDirectoryError
 from pyengine.fs import door
+from pyengine.fs.beneath import open_regular
 from pyengine.fs.door import Buffer
 from pyengine.fs.limits import explain
 from pyengine.fs.stream import CHUNK_BYTES, write_pieces
@@ -151,9 +152,18 @@ def make_new_directory(path: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make `path` and its missing parents, each durable in its parent. It may exist."""
+    """Make `path` and its missing parents, each durable in its parent. It may exist.
+
+    Raises RunDirectoryError where something else is there; NoSpaceError, OSError.
+    """
     if os.path.isdir(path):
         return
+    if os.path.lexists(path):
+        raise RunDirectoryError(
+            f"{path} is not a directory: put back what was there, or move it away, and it is made "
+            "anew, without what it held",
+            path=path,
+        )
     parent = os.path.dirname(os.path.abspath(path))
     make_directory(parent)
     with contextlib.suppress(FileExistsError):
@@ -225,6 +235,24 @@ def replacing_file(
     fsync_directory(directory)
 
 
+def fill_file(directory: str, name: str, data: Buffer, *, temporary: str) -> None:
+    """Put `data` under `name` in one step, as `replace_file` does, by way of a `temporary` that may
+    be there, empty, and is there at any moment until it becomes `name`.
+
+    An exception leaves it: it says that `name` was never there. Raises NoSpaceError, OSError.
+    """
+    path = os.path.join(directory, temporary)
+    with _no_space_is_typed(directory, memoryview(data).nbytes):
+        fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            write_pieces(fd, [data], hashed=False)
+            door.active.fsync(fd)
+        finally:
+            door.active.close(fd)
+    rename(path, os.path.join(directory, name))
+    fsync_directory(directory)
+
+
 def place_file(directory: str, name: str, data: Buffer, *, temporary: str) -> None:
     """Put `data` under `name` in one step, for every process and for no power cut.
 
@@ -260,8 +288,8 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 
     Where the file system refuses hard links (another device, too many links, not permitted) the
     file is cloned, else copied, into `temporary` (a path beside `target`), fsynced and renamed.
-    The directory is not fsynced. FileExistsError where `target` exists and links work;
-    NoSpaceError, OSError.
+    The directory is not fsynced. FileExistsError where `target` exists and links work; DamageError
+    where `source` is to be copied and no regular file; NoSpaceError, OSError.
     """
     try:
         with _no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
@@ -277,24 +305,30 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 
 
 def _copy(source: str, target: str, temporary: str) -> str:
-    source_fd = door.active.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    source_fd = open_regular(source)
     try:
-        size_bytes = os.fstat(source_fd).st_size
-        with _no_space_is_typed(os.path.dirname(target), size_bytes):
-            fd = _open_new(temporary, None, direct=False)
-            try:
-                try:
-                    how = _fill_from(source_fd, fd)
-                    door.active.fsync(fd)
-                finally:
-                    door.active.close(fd)
-                door.active.rename(temporary, target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    door.active.unlink(temporary)
-                raise
+        return copy_open(source_fd, target, temporary=temporary)
     finally:
         door.active.close(source_fd)
+
+
+def copy_open(source_fd: int, target: str, *, temporary: str) -> str:
+    """Put the bytes of an open file, from its offset on, under the name `target`, as `link_or_copy`
+    does where links are refused; return "reflink" or "copy"."""
+    size_bytes = os.fstat(source_fd).st_size
+    with _no_space_is_typed(os.path.dirname(target), size_bytes):
+        fd = _open_new(temporary, None, direct=False)
+        try:
+            try:
+                how = _fill_from(source_fd, fd)
+                door.active.fsync(fd)
+            finally:
+                door.active.close(fd)
+            door.active.rename(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                door.active.unlink(temporary)
+            raise
     return how
 
 

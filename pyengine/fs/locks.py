@@ -179,11 +179,13 @@ def is_replaced(path: str) -> bool:
 def is_locked(path: str, byte: int = 0) -> bool:
     """Return whether anybody, this process included, holds a lock on the byte. Takes nothing.
 
-    False where the file does not exist.
+    False where the file does not exist, or is a socket, which nobody can lock.
     """
     try:
         fd = door.active.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENXIO):
+            raise
         return False
     try:
         return _request(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte) != fcntl.F_UNLCK

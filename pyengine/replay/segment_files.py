@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine._native.hashing import xxh3_64
 from pyengine._native.mapping import Mapping as MemoryMapping
+from pyengine.config import PAGE_BYTES
 from pyengine.errors import DamageError, TruncatedFileError
 from pyengine.format.frame import FullHeaders, read_frame, read_full_frame, read_into
 from pyengine.format.segment import (
@@ -30,7 +30,7 @@ from pyengine.format.segment import (
     verify_checksum,
 )
 from pyengine.fs import door
-from pyengine.fs.beneath import ask_ahead, drop_cache
+from pyengine.fs.beneath import ask_ahead, drop_cache, open_regular
 from pyengine.replay.faults import is_unreadable, unreadable_error
 from pyengine.replay.plan import RingPlan
 
@@ -216,12 +216,12 @@ class SegmentFiles:
 
     def map(self, name: str) -> MemoryMapping:
         """Map a file, which is the caller's then. Nothing of it is proven before `prove`, for which
-        it stays open."""
+        it stays open. One of a wrong size is mapped no further than shows that."""
         fd, size = _open_file(self.files[name].path)
         former, self._mapped[name] = self._mapped.get(name), fd
         if former is not None:
             door.active.close(former)
-        return MemoryMapping.file(fd, size)
+        return MemoryMapping.file(fd, min(size, self._plan.layout.file_bytes + PAGE_BYTES))
 
     def prove(self, name: str) -> SegmentHeader:
         """Return the header of a mapped file; it and the block table are proven."""
@@ -273,15 +273,9 @@ class SegmentFiles:
 
 def _open_file(path: str) -> tuple[int, int]:
     """Open a regular file that is not empty; return (descriptor, size)."""
-    # O_NONBLOCK: opening what is no file, a FIFO say, must not wait for ever.
-    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamageError(f"{path}: not a regular file", path=path, offset=0)
-        if status.st_size == 0:
-            raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
-        return fd, status.st_size
-    except BaseException:
+    fd = open_regular(path)
+    size_bytes = os.fstat(fd).st_size
+    if size_bytes == 0:
         door.active.close(fd)
-        raise
+        raise TruncatedFileError(f"{path}: empty", path=path, offset=0)
+    return fd, size_bytes

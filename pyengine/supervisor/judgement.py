@@ -1,6 +1,8 @@
 """What a start's end means: its fault, whether it brought a snapshot, and what is done about it.
 
 Keeps what was known of the runs at the death before, so that a snapshot is told from an older one.
+Which start made it, its generation tells: what the writer of an earlier start has committed since
+takes that start's death out of those in vain, and not the one that is judged.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Judge:
     def __init__(self, settings: Settings, journal: Journal) -> None:
         self._journal = journal
         self._restarts = Restarts(settings)
-        self._newest: dict[str, tuple[int, int, str]] = {}
+        self._newest: dict[str, tuple[int, int, str] | None] = {}
         self.faults: dict[str, int] = {}
         """How many deaths there were of each class."""
 
@@ -59,7 +61,7 @@ class Judge:
     @property
     def newest(self) -> str | None:
         """The newest snapshot that was seen, of any run."""
-        newest = max(self._newest.values(), default=None)
+        newest = max((one for one in self._newest.values() if one is not None), default=None)
         return newest[2] if newest else None
 
     def look(self, found: Probe) -> None:
@@ -91,9 +93,7 @@ class Judge:
             is_reachable=found.unreachable is None,
         )
         words = told(over.death, fault, over.report)
-        has_new = any(
-            self._is_new(run, newest, over.runs.get(run)) for run, newest in found.newest.items()
-        )
+        has_new, has_late = self.has_new(over, found), self._has_late(over, found)
         unknown = None if has_new else found.unknown
         self.look(found)
         self.faults[fault] = self.faults.get(fault, 0) + 1
@@ -111,6 +111,8 @@ class Judge:
             unknown=unknown,
         )
         stall = _stall(over.hang, has_new=has_new)
+        if has_late:
+            self._restarts.forgive()
         decision = self._restarts.died(
             time.monotonic(), words, has_new_snapshot=has_new, stall=stall, unknown=unknown
         )
@@ -129,13 +131,36 @@ class Judge:
             )
         return decision
 
-    def _is_new(self, run: str, newest: tuple[int, int, str], generation: int | None) -> bool:
-        """Whether a run's newest snapshot was not there at the death before; of a run that was not
-        known then, whether this start has made it."""
-        known = self._newest.get(run)
-        if known is not None:
-            return newest > known
-        return generation is not None and newest[0] >= generation
+    def has_new(self, over: Over, found: Probe) -> bool:
+        """Whether a start has left a snapshot that was not there at the death before.
+
+        Of a start that told no generation of a run, whatever is new there counts.
+        """
+        return any(
+            newest[0] >= over.runs.get(run, 0) for run, newest in self._new(over, found).items()
+        )
+
+    def _has_late(self, over: Over, found: Probe) -> bool:
+        """Whether an earlier start's snapshot has come since the death before."""
+        return any(
+            newest[0] < over.runs.get(run, 0) for run, newest in self._new(over, found).items()
+        )
+
+    def _new(self, over: Over, found: Probe) -> dict[str, tuple[int, int, str]]:
+        """Return the newest snapshots that were not there at the death before, by run; of a run
+        that was not known then, what is newer than this start's claim."""
+        new = {}
+        for run, newest in found.newest.items():
+            if newest is None:
+                continue
+            if run in self._newest:
+                known = self._newest[run]
+                is_new = known is None or newest > known
+            else:
+                is_new = run in over.runs and newest[0] >= over.runs[run]
+            if is_new:
+                new[run] = newest
+        return new
 
 
 def _stall(hang: Hang | None, *, has_new: bool) -> Stall | None:

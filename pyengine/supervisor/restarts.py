@@ -61,6 +61,11 @@ class Restarts:
         self.count = 0
         """How many restarts were granted."""
 
+    def forgive(self) -> None:
+        """A snapshot of an earlier start has come since: its death, and those before it, were not
+        in vain, but for starts that were ended as hung."""
+        self._in_vain = [death for death in self._in_vain if death.stall is not None]
+
     def died(
         self,
         now: float,
@@ -103,11 +108,17 @@ class Restarts:
 def _why(deaths: list[_InVain], now: float) -> str:
     stalls = [death.stall for death in deaths if death.stall is not None]
     if not stalls:
-        unknown = next((death.unknown for death in deaths if death.unknown is not None), None)
+        unknown = [death.unknown for death in deaths if death.unknown is not None]
         seconds = f"{len(deaths)} deaths within {now - deaths[0].at:.0f} s"
-        if unknown is not None:
-            return f"{seconds}; whether they left new snapshots is not known: {unknown}"
-        return f"{seconds} without a new snapshot"
+        seen = len(deaths) - len(unknown)
+        if not unknown:
+            return f"{seconds} without a new snapshot"
+        if not seen:
+            return f"{seconds}; whether they left new snapshots is not known: {unknown[-1]}"
+        return (
+            f"{seconds}, {seen} of them without a new snapshot; whether the others left one was "
+            f"not known then: {unknown[-1]}"
+        )
     tick = "first" if stalls[-1].ticks == 0 else "second"
     return (
         f"{len(deaths)} deaths in a row brought training no further, {len(stalls)} of them starts "

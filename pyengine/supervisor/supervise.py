@@ -107,7 +107,9 @@ class Supervisor:
                 return _End("stuck", reason, EXIT_STUCK)
             if self._stop is not None or (over.death.exit_status == 0 and over.hang is None):
                 return self._end_well(over)
-            decision = self._judge.died(over, self._probe())
+            decision = self._judge.died(over, self._probe_settled(inbox, over))
+            if self._is_stopped():
+                return self._end_well(over)
             if isinstance(decision, Enough):
                 is_loop = decision.result == "crash loop"
                 status = EXIT_CRASH_LOOP if is_loop else over.death.exit_status
@@ -247,6 +249,19 @@ class Supervisor:
         if given is not None and is_there(given):
             self._learn([os.path.realpath(given)])
         return probe(self._runs, None if given is not None else self._unknown())
+
+    def _is_stopped(self) -> bool:
+        return self._stop is not None
+
+    def _probe_settled(self, inbox: SignalInbox, over: Over) -> Probe:
+        """Look at the runs after a death; where it seems to have been in vain and a writer drains,
+        once more when that is over: the next start would wait for it too."""
+        is_draining = bool(draining_writers())  # before the look: it may be done right after it
+        found = self._probe()
+        if is_draining and not self._judge.has_new(over, found):
+            self._await_writers(inbox)
+            found = self._probe()
+        return found
 
     def _unknown(self) -> str | None:
         """Return why the runs that were told may not be all; None: nothing says so."""

@@ -140,10 +140,11 @@ def _send(trainer: SlotView, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What runs hold: the newest committed snapshot of any, by (generation, sequence), and which
-    run cannot be reached, with the reason. `unknown`: why there may be snapshots besides."""
+    """What runs hold: of each that could be reached the newest committed snapshot as (generation,
+    sequence, name), None: it has none; and which run could not be, with the reason. `unknown`: why
+    there may be snapshots besides."""
 
-    newest: dict[str, tuple[int, int, str]]
+    newest: dict[str, tuple[int, int, str] | None]
     unreachable: str | None
     unknown: str | None = None
 
@@ -153,7 +154,7 @@ def probe(runs: list[str], unknown: str | None = None) -> Probe:
 
     `unknown` says why these may not be all, if that is so.
     """
-    newest: dict[str, tuple[int, int, str]] = {}
+    newest: dict[str, tuple[int, int, str] | None] = {}
     unreachable = None
     for run in runs:
         try:
@@ -161,9 +162,8 @@ def probe(runs: list[str], unknown: str | None = None) -> Probe:
         except OSError as error:
             unreachable = f"{run}: {error}"
             continue
-        if committed:
-            last = committed[-1]
-            newest[run] = (last.generation, last.sequence, last.text)
+        last = committed[-1] if committed else None
+        newest[run] = None if last is None else (last.generation, last.sequence, last.text)
     return Probe(newest, unreachable, unreachable or unknown)
 
 

@@ -24,7 +24,12 @@ from pyengine.catalog.commit import (
     publish_snapshot,
 )
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.errors import NoSpaceError, PyengineError, StaleGenerationError
+from pyengine.errors import (
+    NoSpaceError,
+    PyengineError,
+    SnapshotFailedError,
+    StaleGenerationError,
+)
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
@@ -246,11 +251,25 @@ class SnapshotJob:
             self._session.warn(f"after snapshot {self.name}: {error}")
             return
         sequence = self._descriptor.sequence
+        error = self._explained(error)
         if self._entry.fail(sequence, error_record(error)):
             logger.error("snapshot %s failed: %s", self.name, error)
             self._session.tell("failed", sequence=sequence)
         else:
             self._session.tell("cancelled", sequence=sequence)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return what to tell of an error: a run that is gone from its path explains any file that
+        was not found."""
+        run_dir = self._session.run_dir
+        if not isinstance(error, FileNotFoundError) or os.path.isdir(run_dir):
+            return error
+        return SnapshotFailedError(
+            f"{run_dir} was moved or removed while this trainer owns it: no file of it is found "
+            f"there ({error}). Snapshots succeed again once it is back; to use it where it is now, "
+            "start the script with that path",
+            sequence=self._descriptor.sequence,
+        )
 
 
 def error_record(error: Exception) -> dict[str, object]:

@@ -34,7 +34,7 @@ from pyengine.format.segment import (
     verify_checksum,
 )
 from pyengine.fs import door
-from pyengine.fs.beneath import ask_ahead, drop_cache
+from pyengine.fs.beneath import ask_ahead, drop_cache, open_regular
 from pyengine.shm.headroom import headroom
 from pyengine.writer.ring_view import RingView, pool_name
 from pyengine.writer.session import Session
@@ -165,7 +165,7 @@ class _Verifier:
         Raises DamageError, OSError; blocks before the bad one are marked.
         """
         path = self._ring.path(pool_name(segment.record))
-        fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path)
         try:
             try:
                 self._verify_once(fd, path, segment)

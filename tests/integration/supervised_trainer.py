@@ -26,6 +26,19 @@ def kill_self(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_before_the_writer(step: int) -> None:
+    """Once: stage a snapshot that a stopped writer cannot commit, say which that is, and die."""
+    if step == 2 and not os.path.exists(marker):
+        with open(marker, "w"):
+            pass
+        writer = engine.writer_pid
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        engine.snapshot(step)
+        print(f"writer {writer}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hang_once(step: int) -> None:
     if step == 2 and not os.path.exists(marker):
         engine.snapshot(step).wait(60)

@@ -54,11 +54,12 @@ def events(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [event for event in found if kind in (None, event["event"])]
 
 
-def await_line(child: subprocess.Popen[str], wanted: str) -> None:
+def await_line(child: subprocess.Popen[str], wanted: str) -> str:
+    """Read its output until a line begins with the words; return that."""
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith(wanted):
-            return
+            return line
     raise AssertionError(f"the output ended before {wanted!r}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +113,46 @@ def test_a_file_that_is_one_byte_short_is_truncated(full: Path, eager: bool) -> 
                 assert error.offset == len(data) - 1
             with open(path, "r+b") as file:
                 file.write(data)
+
+
+def put_link(path: Path, aside: Path) -> None:
+    path.symlink_to(aside)
+
+
+def put_loop(path: Path, aside: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def put_fifo(path: Path, aside: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path, aside: Path) -> None:
+    here = os.open(path.parent, os.O_DIRECTORY)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(f"/proc/self/fd/{here}/socket")
+    os.close(here)
+    path.with_name("socket").rename(path)
+
+
+def put_giant(path: Path, aside: Path) -> None:
+    """With the bytes of the file, and 4 TiB of nothing after them."""
+    path.write_bytes(aside.read_bytes())
+    os.truncate(path, 1 << 42)
+
+
+@pytest.mark.parametrize("put", [put_link, put_loop, put_fifo, put_socket, put_giant])
+def test_what_is_not_the_file_in_place_of_any_is_found_and_named(
+    full: Path, tmp_path: Path, put: Callable[[Path, Path], None]
+) -> None:
+    aside = tmp_path / "aside"
+    with tracking_fully(full) as (engine, training):
+        for path in two_of_each(newest(full)):
+            path.rename(aside)
+            put(path, aside)
+            refused(lambda: restore_and_read(engine, training, eager=False), path)
+            path.unlink()
+            aside.rename(path)
 
 
 def start_pages(path: Path, data: bytes) -> range:

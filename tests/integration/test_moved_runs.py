@@ -84,7 +84,7 @@ def test_a_run_that_is_gone_fails_its_snapshots_by_name(tmp_path: Path) -> None:
     engine, ring = start(run_dir, 1)
     moved(run_dir)
     with ring:
-        with pytest.raises(errors.SnapshotFailedError, match="No such file"):
+        with pytest.raises(errors.SnapshotFailedError, match=f"{run_dir} was moved or removed"):
             engine.snapshot(2).wait(60)
         os.rename(f"{run_dir}-old", run_dir)
         engine.snapshot(3).wait(60)

@@ -84,6 +84,73 @@ def test_the_newest_manifest_is_gone(three: Path, digests: dict[int, Any]) -> No
     assert (three / "quarantine" / bad.name / "model" / "policy.safetensors").exists()
     record = json.loads((three / "quarantine" / f"{bad.name}.json").read_text())
     assert (record["file"], record["kind"]) == ("manifest.json", "missing")
+    assert any(bad.name in note and "in quarantine" in note for note in report.notes)
+    with tracking(three) as (engine, _training):
+        notes = engine.restore().notes
+        assert not any(bad.name in note for note in notes), "a newer one was committed since"
+
+
+def test_the_newest_manifest_and_latest_are_gone(
+    three: Path, digests: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing outside of it needs to tell that it was committed: it is whole but for that."""
+    bad = newest(three)
+    (bad / "manifest.json").unlink()
+    (three / "latest").unlink()
+    for path in (three / "generations").iterdir():
+        path.write_bytes(b"")  # not even a writer's last words
+    report, digest, _ = go_on(three)
+    assert digest == digests[STEPS[1]]
+    assert (three / "quarantine" / bad.name / "model" / "policy.safetensors").exists()
+    assert any(bad.name in note and "in quarantine" in note for note in report.notes)
+    assert f"{bad} was committed" in caplog.text
+
+
+def test_the_newest_snapshot_and_latest_are_gone(
+    three: Path, digests: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = newest(three)
+    shutil.rmtree(bad)
+    (three / "latest").unlink()
+    report, digest, _ = go_on(three)
+    assert digest == digests[STEPS[1]]
+    assert any(bad.name in note and "gone" in note for note in report.notes)
+    assert bad.name in caplog.text
+
+
+@pytest.mark.parametrize("what", ["manifest", "all of it"])
+def test_the_only_snapshot_and_latest_are_gone(three: Path, what: str) -> None:
+    *old, bad = (three / "snapshots" / name for name in committed(three))
+    for path in old:
+        shutil.rmtree(path)
+    (three / "latest").unlink()
+    if what == "manifest":
+        (bad / "manifest.json").unlink()
+    else:
+        shutil.rmtree(bad)
+    for _ in range(2):
+        with (
+            tracking(three) as (engine, _training),
+            pytest.raises(errors.NothingRestorableError, match=bad.name),
+        ):
+            engine.restore()
+    assert (three / "quarantine" / bad.name / "meta.json").exists() == (what == "manifest")
+
+
+def test_a_whole_snapshot_that_was_not_committed_is_swept(
+    three: Path, digests: dict[int, Any]
+) -> None:
+    """As a writer leaves it that died between the rename of the directory and the manifest."""
+    unfinished = three / "snapshots" / "step-00000021.g0001.s0009"
+    shutil.copytree(newest(three), unfinished)
+    (unfinished / "manifest.json").rename(unfinished / "manifest.json.tmp")
+    with tracking(three) as (engine, training):
+        report = engine.restore()
+        assert report.global_step == STEPS[2]
+        assert not any(unfinished.name in note for note in report.notes)
+        assert training.digest() == digests[STEPS[2]]
+    assert not unfinished.exists()
+    assert entries(three, "quarantine") == []
 
 
 def test_the_manifest_of_the_only_snapshot_is_gone(three: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,16 @@ from pathlib import Path
 
 import pytest
 from processes import committed
-from supervision import QUICK, TRAINER, Supervise, events, trainer
+from supervision import (
+    QUICK,
+    TRAINER,
+    Supervise,
+    await_line,
+    await_words,
+    events,
+    rest_of,
+    trainer,
+)
 
 import pyengine
 
@@ -118,6 +128,21 @@ def test_a_crash_loop_stops_with_a_reason_and_a_status_of_its_own(
     with open(log) as file:
         pauses = [e["pause_seconds"] for e in map(json.loads, file) if e["event"] == "restarting"]
     assert pauses[0] < pauses[1]
+
+
+def test_a_snapshot_that_the_dead_trainers_writer_still_commits_is_no_crash_loop(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    child = supervise(*QUICK, "--crash-limit", 1, *trainer(run, "die_before_the_writer"))
+    writer = int(await_line(child, "writer").split()[1])
+    await_words(child, "to drain")
+    os.kill(writer, signal.SIGCONT)
+    out, err = rest_of(child)
+    assert child.returncode == 0, err
+    assert "start 3 3" in out
+    (death,) = events(run, "died")
+    assert death["has_new_snapshot"]
 
 
 def test_used_up_restarts_end_with_the_commands_own_status(supervise: Supervise) -> None:

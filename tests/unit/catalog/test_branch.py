@@ -20,7 +20,7 @@ from pyengine.catalog.run import open_run
 from pyengine.catalog.verify import verify_snapshot
 from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
 from pyengine.format import names
-from pyengine.fs import durable
+from pyengine.fs import door, durable
 from pyengine.fs.locks import OfdLock
 
 
@@ -236,6 +236,23 @@ def test_a_symbolic_link_in_place_of_a_file_is_not_followed(three, tmp_path):
     os.symlink(tmp_path / "elsewhere", policy)
     with pytest.raises(DamageError):
         branch_run(f"{run.run_dir}@100", str(tmp_path / "new"))
+
+
+class OverlayDoor(door.Door):
+    """Links as an overlay does a file of its lower layer: it becomes another file first."""
+
+    def link(self, source, target):
+        shutil.copy2(source, f"{source}.up")
+        os.rename(f"{source}.up", source)
+        super().link(source, target)
+
+
+def test_what_is_another_file_once_it_is_linked_is_copied_as_it_was(three, tmp_path, monkeypatch):
+    run, infos = three
+    monkeypatch.setattr(door, "active", OverlayDoor())
+    made = branch_run(f"{run.run_dir}@100", str(tmp_path / "new"))
+    assert (made.linked_bytes, made.copied_bytes) == (0, infos[0].size_bytes)
+    assert verify_snapshot(os.path.join(made.path, "snapshots", infos[0].name)) == []
 
 
 def test_what_a_killed_call_left_is_used_up(three, tmp_path, spawn):

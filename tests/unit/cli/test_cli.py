@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.markers import mark_restored
+from pyengine.catalog.quarantine import move_unfinished
 
 
 def _pyengine(*arguments):
@@ -53,6 +56,19 @@ def test_verify_whole_run(two):
     done = _pyengine("verify", run.run_dir)
     assert done.returncode == 0
     assert done.stdout.count("whole") == 2
+
+
+def test_verify_names_what_there_was_where_no_snapshot_is_left(two):
+    run, infos = two
+    shutil.rmtree(infos[0].path)
+    with commit_lock(run.run_dir, run.generation) as held:
+        move_unfinished(held, infos[1].name, "for the test")
+    done = _pyengine("verify", run.run_dir)
+    assert done.returncode == 1
+    assert f"quarantine/{infos[1].name}: in quarantine" in done.stdout
+    report = json.loads(_pyengine("verify", run.run_dir, "--json").stdout)
+    assert not report["ok"]
+    assert [problem["kind"] for problem in report["problems"]] == ["missing"]
 
 
 def test_verify_names_damage(two):

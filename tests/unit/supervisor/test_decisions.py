@@ -9,9 +9,12 @@ import pytest
 from pyengine import errors
 from pyengine.shm.lifeline import describe_error
 from pyengine.supervisor.faults import Death, classify, told
+from pyengine.supervisor.journal import Journal
+from pyengine.supervisor.judgement import Judge, Over
 from pyengine.supervisor.liveness import Liveness
 from pyengine.supervisor.restarts import Again, Enough, Restarts, Stall
 from pyengine.supervisor.settings import Settings
+from pyengine.supervisor.watch import Probe
 
 EXITED = Death(1, None)
 KILLED = Death(None, 9)
@@ -106,6 +109,40 @@ def test_deaths_that_nobody_can_judge_are_not_called_deaths_without_a_snapshot()
     assert isinstance(end, Enough)
     assert "whether they left new snapshots is not known: no run is known" in end.reason
     assert "without a new snapshot" not in end.reason
+
+
+def test_of_deaths_that_some_could_judge_the_reason_tells_both_kinds():
+    restarts = _restarts(crash_limit=3)
+    for unknown in ("no run is known", None, None):
+        end = restarts.died(0.0, "x", has_new_snapshot=False, unknown=unknown)
+    assert isinstance(end, Enough)
+    assert "3 deaths within 0 s, 2 of them without a new snapshot" in end.reason
+    assert "no run is known" in end.reason
+
+
+def _died(generations):
+    return Over(KILLED, None, 1.0, None, None, generations)
+
+
+def _snapshot(generation, sequence):
+    return (generation, sequence, f"step-00000001.g{generation:04d}.s{sequence:04d}")
+
+
+def test_a_snapshot_that_an_earlier_starts_writer_commits_later_forgives_that_start_alone():
+    judge = Judge(Settings((), crash_limit=2), Journal(None))
+    assert isinstance(judge.died(_died({"run": 1}), Probe({"run": None}, None)), Again)
+    late = Probe({"run": _snapshot(1, 1)}, None)
+    second = judge.died(_died({"run": 2}), late)
+    assert isinstance(second, Again)
+    assert second.in_vain == 1, "its own death counts: the snapshot is of the start before"
+    end = judge.died(_died({"run": 3}), late)
+    assert isinstance(end, Enough), "seen once, it forgives nobody any more"
+
+
+def test_a_snapshot_is_new_in_a_run_that_had_none_though_its_start_told_no_generation():
+    judge = Judge(Settings((), crash_limit=1), Journal(None))
+    judge.look(Probe({"run": None}, None))
+    assert isinstance(judge.died(_died({}), Probe({"run": _snapshot(1, 1)}, None)), Again)
 
 
 def test_deaths_far_apart_are_no_crash_loop():
