@@ -38,6 +38,8 @@ ALLOWED = {
     "writer/priority.py": "the nice of a scheduling group, in /proc",
     "writer/main.py": "logging.FileHandler of the writer's log",
     "integrations/sb3/logs.py": "logs of Stable-Baselines3, cut to where a restore goes on",
+    "integrations/torchrl/checkpoint.py": "a scratch directory, in which a checkpoint is read",
+    "integrations/torchrl/checkpointer.py": "a save in TorchRL's own format, outside the run",
     "engine/process.py": "pathlib to find the package's own directory; changes nothing",
 }
 
