@@ -62,14 +62,22 @@ def last_committed(run_dir: str) -> dict[int, str]:
 
 
 def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
-    """Return a line for each loss of the generations `first` to `end` - 1, whose writers are gone.
+    """Return a line for each loss of the generations `first` to `end` - 1.
 
+    One whose writer lives was taken over: what that has not brought to disk stays with it.
     Generations that were written before ends were recorded say nothing.
     """
     told = []
     for generation in sorted(scan.claimed_generations(run_dir)):
         path = generation_path(run_dir, generation)
-        if first <= generation < end and not is_locked(path, names.WRITER_BYTE):
+        if not first <= generation < end:
+            continue
+        if is_locked(path, names.WRITER_BYTE):
+            told.append(
+                f"generation {generation} was taken over while it lived: rows that it has added "
+                "and its writer has not brought to disk, if any, are left behind"
+            )
+        else:
             told += _told(generation, list(read_records(run_dir, generation)))
     return told
 

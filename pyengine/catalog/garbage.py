@@ -28,7 +28,9 @@ from pyengine.catalog import janitor, quarantine, scan, traces
 from pyengine.catalog.commit import empty_trash
 from pyengine.catalog.commit_lock import CommitLock
 from pyengine.catalog.idle import idle_lock
+from pyengine.catalog.lineage import Lineage
 from pyengine.catalog.lines import read_lines
+from pyengine.catalog.pool import lines_in_pool
 from pyengine.format import names
 from pyengine.fs import durable
 
@@ -137,11 +139,16 @@ def _usable_lines(run_dir: str, notes: list[str]) -> set[str] | None:
         )
         return None
     lines = read_lines(run_dir)
-    names_of_snapshots = {info.name for info in found.snapshots}
     usable = {info.line for info in found.snapshots}
-    usable |= {text for text, line in lines.items() if line.parent in names_of_snapshots}
-    recorded = map(names.parse_line_file_name, _listed(os.path.join(run_dir, names.LINES)))
-    usable |= {names.line_text(line) for line in recorded if line is not None} - set(lines)
+    for info in found.snapshots:
+        usable |= Lineage(run_dir, info).grown_lines()
+    unknown = lines_in_pool(run_dir) - usable - set(lines)
+    if unknown:
+        notes.append(
+            f"files of the pool are left alone of {len(unknown)} lines that have no record which "
+            "can be read: rows after a snapshot may be in them"
+        )
+    usable |= unknown
     newest = max(lines.values(), key=lambda line: line.order, default=None)
     if newest is not None:
         usable.add(newest.text)

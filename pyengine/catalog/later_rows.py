@@ -1,51 +1,39 @@
-"""Rows that a run added after its newest snapshot, as the files of its pool tell.
+"""Rows that a run added after one of its snapshots, as all files of the run tell.
 
-A dead trainer's writer has persisted them: full segments as they sealed, open rows in parts as it
-drained. They belong to the newest line that grew from the snapshot: the snapshot's own, or one that
-a restore of it has opened since. A line without later rows was opened by a restore that failed or
-got no further; one whose files do not reach its own start by a restore that could not make it
-durable, and took the files' names back: an older one counts then.
+The newest line that went on from the snapshot (catalog.lineage) is followed as a chain: the
+snapshot's own line, then each later one from where it starts. A line without rows and snapshot of
+its own was opened by a restore that failed or got no further: an older one counts then. Rows before
+a line's start that its own files lack, those of the lines before it have.
 
-What is taken is contiguous, lane by lane, and verified to the last byte: a file that is damaged or
-missing ends a lane, unless what follows it fills the window alone.
+Per lane rows are taken one after the other, out of whichever file of the chain has them whole: of
+the pool, where a dead trainer's writer has put them, of later snapshots, and of those in
+quarantine. A lane ends at the first row that nobody has, unless what follows fills the window
+alone; what is known to have come after that is told.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from pyengine.catalog import trust, verify
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.catalog.lines import Line, read_lines
-from pyengine.catalog.pool import pool_directory
-from pyengine.catalog.verify import verify_segment
-from pyengine.errors import DamageError, FormatVersionError, RestoreError
+from pyengine.catalog.later_files import LaterFile, Limits, RingFiles
+from pyengine.catalog.lineage import History, Lineage, Stretch, snapshot_directories
+from pyengine.catalog.rings import read_buffer_header
+from pyengine.errors import PyengineError, RunDirectoryError
 from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
-from pyengine.format.segment import KIND_SEGMENT, SegmentHeader
 
 _RunT = TypeVar("_RunT", Extent, DroppedRun)
 
 
 @dataclass(frozen=True, slots=True)
-class LaterFile:
-    """A verified file of the pool. `name` says where it lies and, of a full segment, what it holds;
-    `checksum` is that of its header and block table, as a manifest would record it."""
-
-    directory: str
-    name: names.PoolName | names.PartName
-    header: SegmentHeader
-    checksum: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class LaterRows:
-    """A ring as it was when the run ended: a header that names files of the snapshot and of the
-    pool, the latter in `files` by name, and how many rows the snapshot did not know (`added`).
+    """A ring as it was when the run ended: a header that names files of the snapshot and, by their
+    paths, the `files` of later rows; and how many rows the snapshot did not know (`added`).
 
     `replaced` are the snapshot's extents of rows that a full segment of a restored line gives
     instead. That restore may have dropped some of them, for damage of the extents' files: their
@@ -60,99 +48,301 @@ class LaterRows:
 
 def find_later_rows(
     run_dir: str, info: SnapshotInfo, headers: Mapping[str, BufferHeader]
-) -> dict[str, LaterRows]:
-    """Return, by ring, what the newest line that grew from the snapshot holds beyond it.
+) -> tuple[dict[str, LaterRows], list[str]]:
+    """Return, by ring, what came after the snapshot, and a line for people about all that is known
+    to have come and cannot be given.
 
-    `headers` are those of the snapshot. Rings without later rows are left out. Reads the files
-    whole. Raises OSError; damage ends a lane and is logged.
+    `headers` are those of the snapshot. Rings without later rows are left out. Reads the files that
+    it takes whole. Raises OSError; damage is told, and logged as an error.
     """
-    for line in _lines_of(run_dir, info):
-        found = {ring: _extend(run_dir, ring, header, line) for ring, header in headers.items()}
-        later = {ring: rows for ring, rows in found.items() if rows.added}
-        starts = line.start_rows
-        if later and all(_reaches(found[ring].header, starts.get(ring, ())) for ring in found):
-            return later
-    return {}
+    lineage = Lineage(run_dir, info)
+    told = [f"rows after {info.name} may stay behind: {error}" for error in lineage.unreadable]
+    directories = list(_trusted(snapshot_directories(run_dir), told))
+    rings = {
+        ring: _Ring(header, RingFiles(run_dir, ring, header.segment_rows, directories))
+        for ring, header in headers.items()
+    }
+    history = next(one for one in lineage.histories() if _went_on(one, rings))
+    history = _continued(history, lineage, rings, told)
+    later = {}
+    for name, ring in rings.items():
+        chain = _Chain(history, ring, lineage.snapshots, told)
+        rows = chain.rows()
+        told += chain.told_of_losses(rows.header)
+        if rows.added:
+            later[name] = rows
+    for text in told:
+        logger.error("%s", text)
+    return later, told
 
 
-def _lines_of(run_dir: str, info: SnapshotInfo) -> Iterator[Line]:
-    """Yield the lines that grew from the snapshot, the newest first, its own last."""
-    lines = read_lines(run_dir, _tell)
-    grown = [line for line in lines.values() if line.parent == info.name]
-    yield from sorted(grown, key=lambda line: line.order, reverse=True)
-    own = lines.get(info.line)
-    if own is not None:
-        # Where it started is long past: the snapshot holds those rows.
-        yield replace(own, start_rows={})
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    header: BufferHeader
+    files: RingFiles
+
+    @property
+    def totals(self) -> list[int]:
+        return [lane.total_count for lane in self.header.lanes]
+
+    def starts(self, stretch: Stretch) -> Sequence[int]:
+        """Return the row of each lane at which a line goes on."""
+        if stretch.start_rows is None:
+            return self.totals
+        return stretch.start_rows.get(self.header.ring, [0] * self.header.num_lanes)
 
 
-def _tell(error: RestoreError | OSError) -> None:
-    logger.error("rows that came after the snapshot may stay behind: %s", error)
+def _trusted(directories: Iterable[str], told: list[str]) -> Iterator[str]:
+    for directory in directories:
+        try:
+            trust.check_tree(directory)
+        except RunDirectoryError as error:
+            told.append(f"what {directory} has is not used: {error}")
+        except FileNotFoundError:
+            continue
+        else:
+            yield directory
 
 
-def _reaches(header: BufferHeader, start_rows: Iterable[int]) -> bool:
-    return all(
-        lane.total_count >= start for lane, start in zip(header.lanes, start_rows, strict=False)
+def _went_on(history: History, rings: Mapping[str, _Ring]) -> bool:
+    """Whether the last line of a history has rows, or a snapshot, of its own."""
+    last = history[-1]
+    return (
+        len(history) == 1
+        or last.has_snapshot
+        or any(
+            ring.files.has_rows_after(lane, start, last.line)
+            for ring in rings.values()
+            for lane, start in enumerate(ring.starts(last))
+        )
     )
 
 
-def _extend(run_dir: str, ring: str, header: BufferHeader, line: Line) -> LaterRows:
-    """Return the ring with what the pool has of a line beyond the snapshot's rows."""
-    pool = _Pool(pool_directory(run_dir, ring), line.id, header)
-    extents: list[Extent] = []
-    lanes = []
-    for index in range(header.num_lanes):
-        lane, found = _extend_lane(pool, header, index)
-        lanes.append(lane)
-        extents += found
-    extended = replace(
-        header,
-        lanes=tuple(lanes),
-        extents=tuple(_within(extents, lanes)),
-        dropped=tuple(_within(header.dropped, lanes)),
+def _continued(
+    history: History, lineage: Lineage, rings: Mapping[str, _Ring], told: list[str]
+) -> History:
+    """Return the history with the one line of unknown origin that proves to continue it; others
+    that have later rows are told of."""
+    in_pool = {names.line_text(line) for ring in rings.values() for line in ring.files.pool_lines}
+    others = [one for one in lineage.unplaced(in_pool) if _is_later(one, rings)]
+    if len(others) == 1 and _is_continuation(history, others[0], rings):
+        return (*history, *others[0])
+    for other in others:
+        text = names.line_text(other[-1].line)
+        told.append(
+            f"line {text} has later rows, and nothing says which snapshot it grew from, since a "
+            f"record in {names.LINES}/ is missing: they are not taken"
+        )
+    return history
+
+
+def _is_later(history: History, rings: Mapping[str, _Ring]) -> bool:
+    limits: Limits = {stretch.line: None for stretch in history}
+    return any(
+        ring.files.known_end(lane, limits) > total
+        for ring in rings.values()
+        for lane, total in enumerate(ring.totals)
     )
-    used = {extent.file for extent in extended.extents}
-    added = sum(
-        new.total_count - max(old.total_count, new.tail)
-        for new, old in zip(lanes, header.lanes, strict=True)
+
+
+def _is_continuation(history: History, other: History, rings: Mapping[str, _Ring]) -> bool:
+    """Whether a file that the other took over was written under the history's last line, after the
+    snapshot was taken."""
+    return any(
+        ring.files.was_written_under(stretch.line, history[-1].line, lane, total)
+        for stretch in other
+        for ring in rings.values()
+        for lane, total in enumerate(ring.totals)
     )
-    files = {name: file for name, file in pool.files.items() if name in used}
-    is_restored = names.line_text(line.id) != header.line
-    replaced = tuple(_replaced(header, extended, files)) if is_restored else ()
-    return LaterRows(extended, files, added, replaced)
 
 
-def _replaced(
-    header: BufferHeader, extended: BufferHeader, later: Mapping[str, LaterFile]
-) -> Iterator[Extent]:
-    full = [extent for extent in extended.extents if extent.file in later]
-    for former in _within(header.extents, extended.lanes):
-        if any(
-            extent.lane == former.lane
-            and extent.first_row <= former.first_row < extent.first_row + extent.row_count
-            for extent in full
-        ):
-            yield former
+class _Chain:
+    """One ring along a history: from which row on each line holds in each lane."""
+
+    def __init__(
+        self, history: History, ring: _Ring, snapshots: Sequence[SnapshotInfo], told: list[str]
+    ) -> None:
+        self._header, self._files = ring.header, ring.files
+        totals = ring.totals
+        self._lines: list[tuple[int, Sequence[int]]] = [(history[0].line, totals)]
+        self._damaged = {
+            stretch.line: ring.files.damaged_rows(stretch.parent)
+            for stretch in history
+            if stretch.parent is not None
+        }
+        for stretch in history[1:]:
+            starts = ring.starts(stretch)
+            if len(starts) != len(totals) or any(
+                start < total for start, total in zip(starts, totals, strict=True)
+            ):
+                if ring.files.has_line(stretch.line):
+                    told.append(
+                        f"ring {ring.header.ring} began anew in line "
+                        f"{names.line_text(stretch.line)}: its rows from there on do not follow "
+                        "those of the snapshot, and are not taken"
+                    )
+                break
+            self._lines.append((stretch.line, starts))
+        lines = {names.line_text(line): line for line, _ in self._lines}
+        self._later = [
+            (lines[info.line], header)
+            for info in snapshots
+            if info.line in lines and (header := _read_header(info, ring.header)) is not None
+        ]
+
+    def rows(self) -> LaterRows:
+        """Return the ring with everything that can be had."""
+        header = self._header
+        extents: list[Extent] = []
+        lanes = []
+        for index in range(header.num_lanes):
+            limits = self._limits(index)
+            lane, found = self._extend_lane(index, limits)
+            empty = self._first_empty(index, found)
+            if empty is not None:
+                lane, found = self._extend_lane(index, _cut(limits, empty))
+            lanes.append(lane)
+            extents += found
+        extended = replace(
+            header,
+            lanes=tuple(lanes),
+            extents=tuple(_within(extents, lanes)),
+            dropped=tuple(_within([*header.dropped, *self._dropped(lanes)], lanes)),
+        )
+        used = {extent.file for extent in extended.extents}
+        added = sum(
+            new.total_count - max(old.total_count, new.tail)
+            for new, old in zip(lanes, header.lanes, strict=True)
+        )
+        files = {path: file for path, file in self._files.files.items() if path in used}
+        return LaterRows(extended, files, added, tuple(self._replaced(extended, files)))
+
+    def told_of_losses(self, extended: BufferHeader) -> Iterator[str]:
+        """Yield a line for all lanes that went on alike beyond what was found."""
+        lost: dict[tuple[int, int, str], list[int]] = {}
+        for index, lane in enumerate(extended.lanes):
+            end = self._known_end(index)
+            if end > lane.total_count:
+                why = self._files.why_not(index, lane.total_count, self._limits(index))
+                lost.setdefault((lane.total_count, end, why), []).append(index)
+        for (first, end, why), lanes in lost.items():
+            which = f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {_numbers(lanes)}"
+            yield (
+                f"ring {extended.ring}, {which}: rows {first} to {end - 1} came after the snapshot "
+                f"and are lost: {why}"
+            )
+
+    def _limits(self, lane: int) -> Limits:
+        """Return until where each line holds in a lane: where a later one goes on."""
+        limits: dict[int, int | None] = {}
+        limit: int | None = None
+        for line, starts in reversed(self._lines):
+            limits[line] = limit
+            limit = starts[lane] if limit is None else min(limit, starts[lane])
+        return dict(reversed(limits.items()))
+
+    def _known_end(self, lane: int) -> int:
+        limits = self._limits(lane)
+        ends = [self._files.known_end(lane, limits)]
+        ends += [starts[lane] for _, starts in self._lines]
+        for line, header in self._later:
+            total, limit = header.lanes[lane].total_count, limits[line]
+            ends.append(total if limit is None else min(total, limit))
+        return max(ends)
+
+    def _extend_lane(self, index: int, limits: Limits) -> tuple[LaneRecord, list[Extent]]:
+        """Return a lane as it was at the end, and the extents of its rows."""
+        header = self._header
+        lane = header.lanes[index]
+        window = header.capacity // header.num_lanes
+        chain = self._files.chain(index, lane.total_count, limits)
+        # A full segment takes the place of the parts that held its first rows.
+        first = chain[0].first_row if chain else lane.total_count
+        kept = [e for e in header.extents if e.lane == index and e.first_row < first]
+        tail, total = lane.tail, _end(chain, lane.total_count)
+        for start in self._files.starts_after(index, total, limits):
+            # Rows between may have left the window: then those that follow fill it, but for the
+            # open segment that a dead machine lost.
+            later = self._files.chain(index, start, limits)
+            if _end(later, start) - start >= window - 2 * header.segment_rows:
+                kept, chain, tail, total = [], later, start, _end(later, start)
+        grew = total > lane.total_count
+        tail = max(tail, total - window)
+        return LaneRecord(tail, total, lane.break_pending or grew), [*kept, *chain]
+
+    def _first_empty(self, index: int, extents: Sequence[Extent]) -> int | None:
+        """Return the first later row that a file has an empty place for.
+
+        The restore that opened a line may have dropped rows for damage of its snapshot's part: what
+        was written of their segment since has nothing in their places. A snapshot of the line lists
+        them; without one the damaged part tells which they may be. Rows of the restored snapshot
+        itself are `replaced` ones.
+        """
+        told = {line for line, _ in self._later}
+        known = self._header.lanes[index].total_count
+        before: set[int] = set()
+        found: list[int] = []
+        for line, _ in self._lines:
+            for rows in self._damaged.get(line, ()) if line not in told else ():
+                found += [
+                    max(extent.first_row, rows.first_row, known)
+                    for extent in extents
+                    if (file := self._files.files.get(extent.file)) is not None
+                    and rows.end > known
+                    and file.header.line not in before
+                    and self._files.has_place_empty(extent, rows)
+                ]
+            before.add(line)
+        return min(found, default=None)
+
+    def _dropped(self, lanes: Sequence[LaneRecord]) -> Iterator[DroppedRun]:
+        """Yield rows that later snapshots list as dropped: files have empty places for them."""
+        for index, lane in enumerate(lanes):
+            reached, limits = self._header.lanes[index].total_count, self._limits(index)
+            runs = [
+                (run.first_row, run.first_row + run.row_count, limits[line])
+                for line, header in self._later
+                for run in header.dropped
+                if run.lane == index
+            ]
+            for first, end, limit in sorted(runs, key=lambda run: run[:2]):
+                first = max(first, reached)
+                end = min(end, lane.total_count if limit is None else min(limit, lane.total_count))
+                if first < end:
+                    yield DroppedRun(index, first, end - first)
+                    reached = end
+
+    def _replaced(self, extended: BufferHeader, later: Mapping[str, LaterFile]) -> Iterator[Extent]:
+        own = int(self._header.line, 16)
+        full = [
+            extent
+            for extent in extended.extents
+            if extent.file in later and later[extent.file].name.line != own
+        ]
+        for former in _within(self._header.extents, extended.lanes):
+            if any(
+                extent.lane == former.lane
+                and extent.first_row <= former.first_row < extent.first_row + extent.row_count
+                for extent in full
+            ):
+                yield former
 
 
-def _extend_lane(pool: _Pool, header: BufferHeader, index: int) -> tuple[LaneRecord, list[Extent]]:
-    """Return a lane as it was at the end, and the extents of its rows."""
-    lane = header.lanes[index]
-    window = header.capacity // header.num_lanes
-    chain = pool.chain(index, lane.total_count)
-    # A full segment takes the place of the parts that held its first rows.
-    first = chain[0].first_row if chain else lane.total_count
-    kept = [e for e in header.extents if e.lane == index and e.first_row < first]
-    tail, total = lane.tail, _end(chain, lane.total_count)
-    for start in pool.starts_after(index, total):
-        # Rows between may have left the window: then those that follow fill it, but for the open
-        # segment that a dead machine lost.
-        later = pool.chain(index, start)
-        if _end(later, start) - start >= window - 2 * header.segment_rows:
-            kept, chain, tail, total = [], later, start, _end(later, start)
-    grew = total > lane.total_count
-    tail = max(tail, total - window)
-    return LaneRecord(tail, total, lane.break_pending or grew), [*kept, *chain]
+def _read_header(info: SnapshotInfo, former: BufferHeader) -> BufferHeader | None:
+    """Return the header of the ring in a later snapshot; None: it has none that can be trusted."""
+    record = info.file(f"{names.BUFFER}/{former.ring}/{names.BUFFER_HEADER}")
+    if record is None:
+        return None
+    try:
+        verify.check_file(info, record)
+        header = read_buffer_header(info, record)
+    except (PyengineError, OSError):
+        return None
+    return header if header.num_lanes == former.num_lanes else None
+
+
+def _cut(limits: Limits, row: int) -> Limits:
+    return {line: row if end is None else min(end, row) for line, end in limits.items()}
 
 
 def _end(chain: list[Extent], default: int) -> int:
@@ -171,80 +361,12 @@ def _within(runs: Iterable[_RunT], lanes: Sequence[LaneRecord]) -> Iterator[_Run
         yield replace(run, first_row=run.first_row + cut, row_count=run.row_count - cut)
 
 
-class _Pool:
-    """The files of one line in a ring's pool; each is verified when it is first wanted."""
-
-    def __init__(self, directory: str, line: int, header: BufferHeader) -> None:
-        self._directory = directory
-        self._segment_rows = header.segment_rows
-        self.files: dict[str, LaterFile] = {}
-        self._bad: set[str] = set()
-        self._segments: dict[tuple[int, int], list[names.PoolName]] = {}
-        self._parts: list[names.PartName] = []
-        for entry in sorted(_listed(directory)):
-            segment, part = names.parse_pool_name(entry), names.parse_part_name(entry)
-            if segment is not None and segment.line == line:
-                self._segments.setdefault((segment.lane, segment.first_row), []).append(segment)
-            elif part is not None and part.line == line:
-                self._parts.append(part)
-
-    def chain(self, lane: int, row: int) -> list[Extent]:
-        """Return extents that go on at `row` without a gap; the first may begin before it."""
-        found = []
-        while (extent := self._rows_from(lane, row)) is not None:
-            found.append(extent)
-            row = extent.first_row + extent.row_count
-        return found
-
-    def starts_after(self, lane: int, row: int) -> list[int]:
-        """Return the first rows of full segments beyond `row` that have none before them."""
-        firsts = {first for of_lane, first in self._segments if of_lane == lane and first > row}
-        return sorted(first for first in firsts if first - self._segment_rows not in firsts)
-
-    def _rows_from(self, lane: int, row: int) -> Extent | None:
-        """Return an extent that goes on at `row`: of a full segment with the rows before it, else
-        the one of a part that reaches furthest; None where the pool has none."""
-        first = row - row % self._segment_rows
-        for name in self._segments.get((lane, first), ()):
-            file = self._open(name)
-            if file is not None and _is_full(file.header, lane, first, self._segment_rows):
-                return Extent(lane, first, self._segment_rows, name.text, 0)
-        found = [extent for part in self._parts for extent in self._in_part(part, lane, row)]
-        return max(found, key=lambda extent: extent.row_count, default=None)
-
-    def _in_part(self, name: names.PartName, lane: int, row: int) -> Iterator[Extent]:
-        file = self._open(name)
-        begin = 0
-        for run in () if file is None else file.header.runs:
-            if run.lane == lane and run.first_row <= row < run.first_row + run.row_count:
-                skipped = row - run.first_row
-                yield Extent(lane, row, run.row_count - skipped, name.text, begin + skipped)
-            begin += run.row_count
-
-    def _open(self, name: names.PoolName | names.PartName) -> LaterFile | None:
-        known = self.files.get(name.text)
-        if known is not None or name.text in self._bad:
-            return known
-        try:
-            header, checksum = verify_segment(self._directory, name.text)
-        except (DamageError, FormatVersionError, FileNotFoundError) as error:
-            self._bad.add(name.text)
-            logger.error("rows after the snapshot end before this file: %s", error)
-            return None
-        file = LaterFile(self._directory, name, header, checksum, header.file_bytes)
-        self.files[name.text] = file
-        return file
-
-
-def _is_full(header: SegmentHeader, lane: int, first: int, rows: int) -> bool:
-    run = header.runs[0]
-    counts = (header.row_capacity, header.row_count, run.row_count)
-    is_place = (run.lane, run.first_row) == (lane, first)
-    return header.kind == KIND_SEGMENT and is_place and counts == (rows, rows, rows)
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except FileNotFoundError:
-        return []
+def _numbers(lanes: Sequence[int]) -> str:
+    """Return numbers as people write them: 0-3, 7."""
+    spans: list[list[int]] = []
+    for lane in lanes:
+        if spans and lane == spans[-1][1] + 1:
+            spans[-1][1] = lane
+        else:
+            spans.append([lane, lane])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

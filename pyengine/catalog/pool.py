@@ -26,7 +26,7 @@ from pyengine.fs.beneath import check_size
 
 if TYPE_CHECKING:
     from pyengine._native.control import FileRecordTuple
-    from pyengine.catalog.later_rows import LaterFile
+    from pyengine.catalog.later_files import LaterFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,24 @@ def adopt_files(
 
 
 def adopt_later(
-    held: CommitLock, ring: str, files: Iterable[LaterFile], line: int
+    held: CommitLock, header: BufferHeader, files: Iterable[LaterFile], line: int
 ) -> dict[str, tuple[str, FileRecordTuple | None]]:
-    """Give files that are in a ring's pool already names under a new line; durable once
-    `pool_directory` is.
+    """Give files with rows that came after a snapshot names in the pool under a new line; durable
+    once `pool_directory` is. `header` is that of the restored ring.
 
-    Returns, by the old name, the path and, of a full segment, the record for the ring's segment
-    table. Parts get the lowest numbers: a writer of the line must not use them for others.
+    Returns, by the old path, the new one and, of a full segment, the record for the ring's segment
+    table. Parts get the lowest numbers: a writer of the line must not use them for others. A file
+    with rows beyond those of the ring stays where it is: they are not the line's.
     """
-    directory = pool_directory(held.run_dir, ring)
+    directory = pool_directory(held.run_dir, header.ring)
+    durable.make_directory(directory)
     adopted: dict[str, tuple[str, FileRecordTuple | None]] = {}
     record: FileRecordTuple | None
-    ordered = sorted(files, key=lambda file: isinstance(file.name, names.PoolName))
+    ordered = sorted(files, key=lambda file: file.is_whole)
     for number, file in enumerate(ordered, 1):
+        if not file.is_whole and not _is_within(file, header):
+            adopted[file.path] = (file.path, None)
+            continue
         former = file.name
         if isinstance(former, names.PartName):
             target = os.path.join(directory, names.PartName(line, number).text)
@@ -97,9 +102,18 @@ def adopt_later(
             place = (former.lane, former.first_row, former.row_count)
             target = os.path.join(directory, names.PoolName(line, *place, number).text)
             record = (line, *place, number, file.checksum, file.size_bytes)
-        held.link_or_copy(os.path.join(directory, former.text), target)
-        adopted[former.text] = (target, record)
+        held.link_or_copy(file.path, target)
+        adopted[file.path] = (target, record)
     return adopted
+
+
+def _is_within(file: LaterFile, header: BufferHeader) -> bool:
+    """Whether a part has no row that the ring lacks at its end."""
+    return isinstance(file.name, names.PartName) and all(
+        run.lane < header.num_lanes
+        and run.first_row + run.row_count <= header.lanes[run.lane].total_count
+        for run in file.header.runs
+    )
 
 
 def snapshot_links(run_dir: str, ring: str, file: str) -> list[str]:

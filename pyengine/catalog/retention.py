@@ -40,8 +40,8 @@ def plan(
     ordered = sorted(snapshots, key=lambda info: info.order)
     if not ordered:
         return ()
-    origins = {text: _Origin(line.parent, line.parent_line) for text, line in lines.items()}
-    told = _told_by_snapshots(ordered, origins)
+    origins = {text: Origin(line.parent, line.parent_line) for text, line in lines.items()}
+    told = told_by_snapshots(ordered, origins)
     history = _history(ordered[-1], ordered, {**origins, **{i.line: o for i, o in told}})
     kept = {info.name for info in history[-max(1, keep_last) :]}
     kept.update([info.name for info in ordered if info.name in verified][-1:])
@@ -88,16 +88,16 @@ def _best(history: Sequence[SnapshotInfo], metric: str | None) -> list[str]:
     return [max(values, key=lambda item: item[0])[1].name] if values else []
 
 
-class _Origin(NamedTuple):
+class Origin(NamedTuple):
     """The snapshot and its line that a line grew from; None both: it began anew."""
 
     parent: str | None
     parent_line: str | None
 
 
-def _told_by_snapshots(
+def told_by_snapshots(
     ordered: Sequence[SnapshotInfo], recorded: Collection[str]
-) -> list[tuple[SnapshotInfo, _Origin]]:
+) -> list[tuple[SnapshotInfo, Origin]]:
     """Return the first snapshot of each line that is not on record, and what it says of the line:
     its parent is there, and of another line."""
     by_name = {info.name: info for info in ordered}
@@ -108,12 +108,12 @@ def _told_by_snapshots(
     for line, info in firsts.items():
         parent = by_name.get(info.parent or "")
         if line not in recorded and parent is not None and parent.line != line:
-            told.append((info, _Origin(parent.name, parent.line)))
+            told.append((info, Origin(parent.name, parent.line)))
     return told
 
 
 def _history(
-    newest: SnapshotInfo, ordered: Sequence[SnapshotInfo], origins: Mapping[str, _Origin]
+    newest: SnapshotInfo, ordered: Sequence[SnapshotInfo], origins: Mapping[str, Origin]
 ) -> list[SnapshotInfo]:
     """Return the newest snapshot and its ancestors, oldest first."""
     reached: dict[str, tuple[int, int]] = {}

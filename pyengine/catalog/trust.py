@@ -29,7 +29,7 @@ def check_directory(path: str) -> None:
 def check_snapshot(run_dir: str, name: str) -> None:
     """Refuse a snapshot of which a directory or file is another user's, neither ours nor root's, or
     can be written by everybody: RunDirectoryError that names it. Reads no file."""
-    _check_tree(os.path.join(run_dir, names.SNAPSHOTS, name))
+    check_tree(os.path.join(run_dir, names.SNAPSHOTS, name))
 
 
 def check_pool(run_dir: str, *, with_files: bool) -> None:
@@ -39,12 +39,13 @@ def check_pool(run_dir: str, *, with_files: bool) -> None:
     for ring in os.listdir(root):
         path = os.path.join(root, ring)
         if with_files:
-            _check_tree(path)
+            check_tree(path)
         else:
             _check(path)
 
 
-def _check_tree(root: str) -> None:
+def check_tree(root: str) -> None:
+    """Refuse a directory as `check_snapshot` does."""
     for path in _below(root):
         _check(path)
 

@@ -67,25 +67,38 @@ def verify_segment(directory: str, name: str) -> tuple[segment.SegmentHeader, in
     Reads every byte, twice before it is called damaged. Raises DamageError, FormatVersionError,
     OSError.
     """
+    return _read_twice(directory, name, with_rows=True)
+
+
+def read_segment_header(directory: str, name: str) -> segment.SegmentHeader:
+    """Return the header of a segment file or part, which and the block table are proven by what the
+    file says of itself; no row is read. Raises as `verify_segment` does."""
+    return _read_twice(directory, name, with_rows=False)[0]
+
+
+def _read_twice(directory: str, name: str, *, with_rows: bool) -> tuple[segment.SegmentHeader, int]:
     path = os.path.join(directory, name)
     fd = open_beneath(directory, name)
     try:
         try:
-            return _verify_open_segment(fd, path)
+            return _verify_open_segment(fd, path, with_rows=with_rows)
         except DamageError:
             drop_cache(fd)
-            return _verify_open_segment(fd, path)
+            return _verify_open_segment(fd, path, with_rows=with_rows)
     finally:
         door.active.close(fd)
 
 
-def _verify_open_segment(fd: int, path: str) -> tuple[segment.SegmentHeader, int]:
+def _verify_open_segment(
+    fd: int, path: str, *, with_rows: bool
+) -> tuple[segment.SegmentHeader, int]:
     size_bytes = os.fstat(fd).st_size
     image = memoryview(read_frame(fd, size_bytes, path))
     header = segment.parse_header(image, path)
     check_size(path, size_bytes, header.file_bytes)
     checksum = segment.verify_checksum(image, header, path)
-    check_blocks(fd, header, segment.block_hashes(image, header), path)
+    if with_rows:
+        check_blocks(fd, header, segment.block_hashes(image, header), path)
     return header, checksum
 
 
@@ -196,6 +209,20 @@ class _Verifier:
                 )
         if header.mutable_file and f"{directory}/{header.mutable_file}" not in listed:
             raise DamageError(f"{path}: {header.mutable_file} is not in the manifest", path=path)
+
+
+def find_bad_blocks(fd: int, header: segment.SegmentHeader, path: str) -> list[int]:
+    """Return the blocks of an open segment file, its header proven, that are not what its block
+    table says. DamageError, OSError: the table cannot be read."""
+    hashes = segment.block_hashes(memoryview(read_frame(fd, header.file_bytes, path)), header)
+    bad = []
+    for block, offset, length in segment.iter_blocks(header):
+        digest = xxhash.xxh3_64()
+        for view in read_range(fd, offset, length, path):
+            digest.update(view)
+        if digest.intdigest() != hashes[block]:
+            bad.append(block)
+    return bad
 
 
 def check_blocks(

@@ -324,7 +324,9 @@ class SnapshotEngine(Lifetime):
         file systems. `replay="skip"` leaves rings empty, `replay_last=N` takes the newest N rows
         only. `replay="latest"` takes the rows too that the run added after that snapshot: all of
         them after a dead trainer, all but at most one open segment a lane after a dead machine
-        (mutable fields get their defaults there, and the last episode breaks). `allow` names
+        (mutable fields get their defaults there, and the last episode breaks); through later
+        snapshots that are damaged or gone too. Rows that it knows of and cannot give are told in
+        the report's notes, by ring, lane and cause. `allow` names
         components that may be missing on either side.
 
         A snapshot whose damage is proven (read twice) is moved into the run's `quarantine/`, never

@@ -193,7 +193,9 @@ def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: Restor
     work.reports += absent(tracked, info, saved)
     if options.replay == "latest":
         rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
-        later = find_later_rows(run_dir, info, {name: one.header for name, one in rings.items()})
+        headers = {name: one.header for name, one in rings.items()}
+        later, told = find_later_rows(run_dir, info, headers)
+        work.notes += told
         for name, rows in later.items():
             rings[name].extend(rows)
     return work

@@ -104,7 +104,7 @@ class RingRestore:
         that are to be made durable."""
         # The line is new, so that its file numbers begin anew.
         later = self._later.files if self._later is not None else {}
-        adopted = pool.adopt_later(held, self._name, later.values(), line)
+        adopted = pool.adopt_later(held, self._header, later.values(), line)
         for file, (path, record) in adopted.items():
             self._files[file] = SegmentFile(path, later[file].checksum, record)
         numbers = itertools.count(1 + len(later))

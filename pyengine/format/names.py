@@ -32,6 +32,7 @@ RUN_DIRECTORIES = (GENERATIONS, LINES, SEGMENTS, SNAPSHOTS, QUARANTINE, RECOVERY
 SUPERVISOR_LOG = "supervisor.jsonl"
 BUFFER = "buffer"
 BUFFER_HEADER = "buffer_header.json"
+LINK_PREFIX = "segment-"
 TMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 
@@ -135,7 +136,7 @@ def parse_part_name(text: str) -> PartName | None:
 
 def segment_link_name(pool_text: str) -> str:
     """Return the name that a pool file's hard link has inside a snapshot."""
-    return f"segment-{pool_text}"
+    return LINK_PREFIX + pool_text
 
 
 def line_text(line: int) -> str:

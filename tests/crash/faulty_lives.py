@@ -7,6 +7,7 @@ there. Real processes, real files; the lives before the faulty one are prepared 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import select
@@ -20,6 +21,7 @@ from typing import Any
 
 from crash.lives import LIVES, Faults, Log, go_on, in_child, live, take_latest
 from crash.oracle import bad_snapshots, judge_all, left_over, mistaken
+from pyengine.catalog.scan import committed_names
 
 TOKEN = "PYENGINE_CRASH_TOKEN"
 """In the environment of every process of a case, so that none is left behind."""
@@ -137,13 +139,13 @@ class Stage:
         copy_tree(self.before(case.life), place)
         try:
             with marked() as token:
-                wrong = self._run(case, place)
+                wrong = self._run(case, place, token)
                 await_end(token)
             return wrong
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def _run(self, case: Case, place: str) -> str | None:
+    def _run(self, case: Case, place: str, token: str) -> str | None:
         log = Log(f"{place}/log")
         before = len(log.read())
         try:
@@ -153,6 +155,11 @@ class Stage:
             wrong = mistaken(log.read()[before:], f"{place}/run") if case.reads else None
             if wrong is not None:
                 return wrong
+            if case.is_of_trainer_alone and case.when == "after":
+                await_end(token)
+                code = self._take_latest_of_older(place, log)
+                if code != 0:
+                    return f"falling back to all rows ended with {code}; {log.read()[-3:]}"
             if case.is_of_trainer_alone:
                 code = in_child(lambda: take_latest(f"{place}/run", log, self.seed))
                 if code != 0:
@@ -165,6 +172,17 @@ class Stage:
         run_dir = f"{place}/run"
         return judge_all(log.read(), before) or bad_snapshots(run_dir) or left_over(run_dir)
 
+    def _take_latest_of_older(self, place: str, log: Log) -> int:
+        """In a copy, damage the two newest snapshots (one always stays) and take up all rows."""
+        copy = f"{place}.fallen"
+        try:
+            copy_tree(place, copy)
+            for name in committed_names(f"{copy}/run")[1:][-2:]:
+                damage_model(f"{copy}/run", name.text)
+            return in_child(lambda: take_latest(f"{copy}/run", log, self.seed))
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
     def _copy(self, source: int, target: int) -> None:
         if source == 0:
             os.mkdir(f"{self.base}/0")
@@ -174,6 +192,16 @@ class Stage:
 def _ops(file: str) -> list[str]:
     with open(file, encoding="utf-8") as lines:
         return [json.loads(line)["op"] for line in lines]
+
+
+def damage_model(run_dir: str, snapshot: str) -> None:
+    """Flip a bit in a file of a snapshot that holds no rows, and is no other's."""
+    path = min(glob.glob(f"{run_dir}/snapshots/{snapshot}/state/*.safetensors"))
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
 
 
 def copy_tree(source: str, target: str) -> None:

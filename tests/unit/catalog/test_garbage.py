@@ -43,11 +43,12 @@ def _part(root, line):
 
 @pytest.fixture
 def dead(run, make):
-    """A run whose owner is gone: two lines, a snapshot on the newer, litter of every kind."""
+    """A run whose owner is gone: a line with a snapshot, one beside it, litter of every kind."""
     root = run.run_dir
-    old = open_line(root, 1, parent=None, start_rows={})
     new = open_line(root, 1, parent=None, start_rows={})
     info = make.publish(root, line=new.id)
+    old = open_line(root, 1, parent=None, start_rows={})
+    open_line(root, 1, parent=None, start_rows={})  # the newest keeps its files in any case
     make.stage(root, sequence=7)
     _write(os.path.join(root, "lines", names.temporary_name(1, "x")))
     _write(os.path.join(root, "snapshots", names.trash_name(1, "y"), "deep", "file"))
@@ -154,6 +155,29 @@ def test_lines_whose_record_cannot_be_read_keep_their_files(dead):
     line = names.parse_pool_name(os.path.basename(litter["pool"][0])).line
     _write(os.path.join(root, "lines", names.line_file_name(line)), 5)
     assert "pool" not in _kinds(collect_garbage(root, delete=True))
+
+
+def test_lines_whose_record_was_removed_keep_their_files(dead):
+    root, _, litter, _ = dead
+    line = names.parse_pool_name(os.path.basename(litter["pool"][0])).line
+    os.unlink(os.path.join(root, "lines", names.line_file_name(line)))
+    found = collect_garbage(root, delete=True)
+    assert "pool" not in _kinds(found)
+    assert "no record" in found.notes[0]
+
+
+def test_rows_stay_under_lines_that_grew_through_snapshots_which_are_gone(run, make):
+    root = run.run_dir
+    info = make.publish(root, line=open_line(root, 1, parent=None, start_rows={}).id)
+    grown = open_line(root, 1, parent=info, start_rows={})
+    gone = make.publish(root, sequence=2, line=grown.id)
+    last = open_line(root, 1, parent=gone, start_rows={})
+    open_line(root, 1, parent=None, start_rows={})
+    kept = [_pool(root, grown.id), _part(root, last.id)]
+    shutil.rmtree(gone.path)
+    run.release()
+    collect_garbage(root, delete=True)
+    assert all(map(os.path.exists, kept))
 
 
 def test_the_pool_is_left_alone_while_a_manifest_cannot_be_read(dead):
