@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tianshou_models import MODELS, MORE_MODELS
 from tianshou_runs import Start, digest, run_jobs, train
 
 ALL = (*MODELS, *MORE_MODELS)
-KILLS = {"PPO": (25, 30), "SAC": (77, 90)}
+KILLS = {"PPO": (11, 6), "SAC": (110, 60), "DDPG with HER": (53, 30)}
 """Optimizer steps before which processes are killed: in the second epoch, then in what is left."""
 
 
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(folder: Path) -> Any:
+def killed(folder: Path) -> Iterator[Any]:
     """Results of the killed trainings, by name: of two that were killed, and of the last."""
     token = uuid.uuid4().hex
     jobs = []
@@ -37,14 +38,14 @@ def killed(folder: Path) -> Any:
     found: dict[str, Any] = {}
 
     def result(name: str) -> Any:
-        if not found:
-            _, results = child.receive("end")
-            assert child.join() == 0
-            await_writers_end(token)
-            found.update(zip(ALL, zip(*[iter(results)] * 3, strict=True), strict=True))
+        while name not in found:
+            results = [child.receive("ended")[1] for _ in range(3)]
+            found[ALL[len(found)]] = results
         return found[name]
 
-    return result
+    yield result
+    child.close()
+    await_writers_end(token)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,13 +6,9 @@ The window crosses ends of episodes, updates of targets, and the end of the ring
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
-
-# Compiling the library's kernels takes longer than everything that is done with them here.
-os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 import gymnasium
 import numpy as np
@@ -34,6 +30,7 @@ from tianshou.data import (
 from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.exploration import OUNoise
 from tianshou.trainer import OffPolicyTrainerParams, OnPolicyTrainerParams
+from tianshou.utils import LazyLogger
 from tianshou.utils.net.common import Net, get_dict_state_decorator
 from tianshou.utils.net.continuous import (
     ContinuousActorDeterministic,
@@ -83,6 +80,28 @@ class Reach(gymnasium.Env[Any, Any]):
 
 def closeness(achieved: Any, desired: Any) -> Any:
     return -np.linalg.norm(achieved - desired, axis=-1)
+
+
+class Ledger(LazyLogger):
+    """Keeps what was logged last of each kind, without times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training_interval, self.update_interval = 7, 3
+        self.last: dict[str, Any] = {}
+
+    def write(self, step_type: str, step: int, data: Any) -> None:
+        self.last[step_type] = [step, _timeless(data)]
+
+
+def _timeless(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {
+            key: _timeless(value)
+            for key, value in data.items()
+            if not any(word in str(key) for word in ("time", "speed", "timing"))
+        }
+    return data
 
 
 class Told(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -158,6 +177,7 @@ def params(kind: Any, training: Any, make: Any, training_fn: Any = None, **optio
         "test_step_num_episodes": 1,
         "verbose": False,
         "show_progress": False,
+        "logger": Ledger(),
     }
     if kind is OffPolicyTrainerParams:
         found["update_step_num_gradient_steps_per_sample"] = 0.5

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # needed by the first step of an optimizer; here once for all processes
 from tianshou.data import Batch
 from tianshou_models import build, modules_of
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -88,12 +89,11 @@ def train(name: str, start: Start, *, before: Callable[[Any, Any], None] | None 
 
 
 def run_jobs(send: Callable[[Any], None], *jobs: tuple[str, Start]) -> None:
-    """Train each in a process of its own, forked from this one; send ("end", results).
+    """Train each in a process of its own, forked from this one; send ("ended", result) of each.
 
     The library takes long to import: here once for all of them. A result is an exit status, and a
     digest with the step that was resumed at, where the training came to its end.
     """
-    results = []
     for name, start in jobs:
         pid = os.fork()
         if pid == 0:
@@ -101,8 +101,7 @@ def run_jobs(send: Callable[[Any], None], *jobs: tuple[str, Start]) -> None:
         _, status = os.waitpid(pid, 0)
         told = start.folder / "digest.json"
         found = json.loads(told.read_text()) if told.exists() else None
-        results.append((os.waitstatus_to_exitcode(status), found))
-    send(("end", results))
+        send(("ended", (os.waitstatus_to_exitcode(status), found)))
 
 
 def _run_job(name: str, start: Start) -> None:
@@ -138,6 +137,7 @@ def parts(ended: Ended) -> dict[str, Any]:
             place: value for place, _, _, value in walk.plain() if not place.startswith("_buffer")
         },
         "stats": _without_times(ended.stats),
+        "log": params.logger.last,
         "numpy": np.random.get_state()[1],
         "torch": torch.get_rng_state(),
         **buffer_parts(collector.buffer),
