@@ -42,7 +42,9 @@ ITEMS: dict[str, tuple[str, ...]] = {
         "optimizer.policy_optim", "optimizer.critic_optim", "optimizer.critic2_optim",
         "optimizer.alpha", "replay_draws", "training_environment",
     ),
-    "DDPG with HER": ("algorithm", "replay_draws", "optimizer.policy_optim", "optimizer.critic_optim"),
+    "DDPG with HER": (
+        "algorithm", "replay_draws", "optimizer.policy_optim", "optimizer.critic_optim",
+    ),
     "PPO": ("algorithm", "replay_rows", "scheduler.0", "optimizer.optim"),
 }  # fmt: skip
 SILENT = {

@@ -266,7 +266,9 @@ def _ppo() -> Built:
         observation_space=env.observation_space,
     )  # fmt: skip
     algorithm: Any = PPO(policy=policy, critic=critic(3), optim=decaying(), return_scaling=True)
-    training = Collector(algorithm, VectorEnvNormObs(venv(pendulum, 2, 5)), VectorReplayBuffer(40, 2))
+    training = Collector(
+        algorithm, VectorEnvNormObs(venv(pendulum, 2, 5)), VectorReplayBuffer(40, 2)
+    )
     return algorithm, params(
         OnPolicyTrainerParams, training, pendulum, update_step_num_repetitions=2,
         collection_step_num_env_steps=10,

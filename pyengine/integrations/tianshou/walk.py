@@ -127,7 +127,7 @@ class Networks(nn.Module):
     def __init__(self, algorithm: nn.Module) -> None:
         super().__init__()
         for name, parameter in algorithm.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)  # type: ignore[arg-type]  # it is one
+            self.register_parameter(name, parameter)
         for name, buffer in algorithm.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
         for name, child in algorithm.named_children():

@@ -52,7 +52,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def step(draw: np.random.Generator, lanes: list[int] | None, number: int) -> Any:
-    """Return what a collector adds for these lanes; for None what a script adds, without an axis."""
+    """Return what a collector adds for these lanes; None: what a script adds, without an axis."""
     lead = () if lanes is None else (len(lanes),)
     goals = {name: draw.normal(size=(*lead, 2)) for name in ("achieved_goal", "desired_goal")}
     terminated = draw.random(lead) < 0.15
@@ -93,7 +93,7 @@ def same(one: Any, other: Any) -> None:
     """Assert that two values, or batches of them, are equal bit for bit."""
     if isinstance(one, Batch):
         assert one.keys() == other.keys()
-        for key in one.keys():
+        for key in one.get_keys():
             same(one[key], other[key])
     else:
         one, other = np.asarray(one), np.asarray(other)
@@ -224,9 +224,9 @@ def test_rows_do_not_change() -> None:
         buffer.set_batch(Batch())
     with pytest.raises(ImmutableFieldError, match="dropnull"):
         buffer.dropnull()
+    row = step(np.random.default_rng(0), [0, 1, 2], 1)
+    row.obs.observation = np.zeros((3, 4))
     with pytest.raises(FieldShapeError, match="obs/observation"):
-        row = step(np.random.default_rng(0), [0, 1, 2], 1)
-        row.obs.observation = np.zeros((3, 4))
         buffer.add(row, buffer_ids=[0, 1, 2])
     with pytest.raises(StateMismatchError, match="cursor"):  # the library has moved it already
         fed(buffer, 1)
@@ -301,7 +301,11 @@ def test_compiled_code_sees_the_arrays_that_it_was_compiled_for() -> None:
     for name in ("rew", "done", "terminated", "truncated"):
         mine, theirs = getattr(ours, name), getattr(stock, name)
         assert type(mine) is np.ndarray
-        assert (mine.dtype, mine.shape, mine.strides) == (theirs.dtype, theirs.shape, theirs.strides)
+        assert (mine.dtype, mine.shape, mine.strides) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.strides,
+        )
         assert mine.flags.writeable
     adoption.release()
 

@@ -99,8 +99,8 @@ class InRing:
     def set_batch(self, batch: Any) -> None:
         """Refuse another memory."""
         raise ImmutableFieldError(
-            "set_batch: the rows of this buffer live in a ring; add them by add(), or make a buffer "
-            "from them before training",
+            "set_batch: the rows of this buffer live in a ring; add them by add(), or make a "
+            "buffer from them before training",
             field="_meta",
             expected="no other memory",
             got=type(batch).__name__,
@@ -217,7 +217,7 @@ def as_stock(buffer: Any) -> Any:
 
 
 def _bare_copy(buffer: Any) -> Any:
-    stock = getattr(type(buffer), "stock_class", type(buffer))
+    stock: Any = getattr(type(buffer), "stock_class", type(buffer))
     copied = stock.__new__(stock)
     left = {"rows", "lane", "_meta"}
     copied.__dict__.update({

@@ -67,8 +67,7 @@ class Layout:
     def from_record(cls, record: dict[str, Any]) -> Layout:
         """Return the layout that `to_record` told."""
         fields = {
-            tuple(one["path"]): Field(tuple(one["shape"]), one["dtype"])
-            for one in record["fields"]
+            tuple(one["path"]): Field(tuple(one["shape"]), one["dtype"]) for one in record["fields"]
         }
         return cls(fields, tuple(tuple(path) for path in record["empty"]))
 
@@ -100,8 +99,8 @@ def name_of(path: Path) -> str:
 def empty_array(value: Any, size: int, *, is_stacked: bool) -> Any:
     """Return an array for `size` extras like `value`, as the library would make it."""
     if isinstance(value, torch.Tensor):
-        shape = value.shape[1:] if is_stacked else value.shape
-        return torch.zeros((size, *shape), dtype=value.dtype, device=value.device)
+        row = value[0] if is_stacked else value
+        return torch.zeros((size, *row.shape), dtype=row.dtype, device=row.device)
     array = np.asarray(value)
     shape = array.shape[1:] if is_stacked else array.shape
     if array.dtype.kind in "biufc":

@@ -7,6 +7,7 @@ So all of the library's own code (cursors, episodes, stacks, draws) runs as it i
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class RingMeta(Batch):
         for path in layout.empty:
             self._put(path, lambda first, count: Batch())
         for path in layout.fields:
-            self._put(path, lambda first, count, name=name_of(path): self._leaf(name, first, count))
+            self._put(path, functools.partial(self._leaf, name_of(path)))
 
     def _leaf(self, name: str, first: int, count: int) -> Any:
         if name in self.rows.mirrors:

@@ -297,7 +297,9 @@ class BufferRows:
 
     def _mark_closed(self) -> None:
         oldest = np.maximum(self._totals - self.per_lane, self._origins)
-        self._closed = {ref for ref in self._closed if ref // self.lanes >= oldest[ref % self.lanes]}
+        self._closed = {
+            ref for ref in self._closed if ref // self.lanes >= oldest[ref % self.lanes]
+        }
         at = self.positions(np.array(sorted(self._closed), np.int64))
         for name in ("done", "truncated"):
             self._set_mirror(name, at, True)

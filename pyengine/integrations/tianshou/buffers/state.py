@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from pyengine.integrations.tianshou.buffers.layout import Layout, name_of
 from pyengine.integrations.tianshou.buffers.meta import RingMeta
 from pyengine.integrations.tianshou.buffers.rows import BufferRows
