@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("tianshou")
 
 from tianshou_models import MODELS
-from tianshou_runs import Start, Stopped, digest, train
+from tianshou_runs import Ended, Start, Stopped, digest, log_begins, log_since, train
 
 import pyengine
 from pyengine.errors import PyengineError
@@ -28,24 +28,25 @@ ITEMS: dict[str, tuple[str, ...]] = {
         "algorithm", "algorithm/values/_iter",
         "trainer", "trainer/epoch", "trainer/update_step", "trainer/steps_of_epoch",
         "trainer/averages", "trainer/logger", "trainer/counters/_env_step",
-        "trainer/counters/_best_reward", "trainer/counters/_best_score",
         "training_collector", "training_collector/held/_pre_collect_obs_RO",
         "training_collector/held/collect_step", "training_collector/held/collect_episode",
         "test_collector", "test_collector/held/collect_step",
         "training_environment", "test_environment",
         "replay_cursors", "replay_cursors/parts", "replay_cursors/rows", "replay_extras",
         "replay_priorities", "replay_priorities/leaves", "replay_priorities/max",
-        "replay_priorities/min",
     ),
-    "DQN without obs_next": ("replay_draws", "replay_cursors/parts/0/_ep_len"),
+    "DQN without obs_next": ("replay_draws", "replay_cursors/parts/0/_insertion_idx"),
     "SAC": (
         "optimizer.policy_optim", "optimizer.critic_optim", "optimizer.critic2_optim",
         "optimizer.alpha", "replay_draws", "training_environment",
+        "trainer/counters/_best_reward", "trainer/counters/_best_score",
     ),
     "DDPG with HER": (
         "algorithm", "replay_draws", "optimizer.policy_optim", "optimizer.critic_optim",
     ),
-    "PPO": ("algorithm", "replay_rows", "scheduler.0", "optimizer.optim"),
+    "PPO": (
+        "algorithm", "replay_rows", "replay_rows/parts/1/_ep_len", "scheduler.0", "optimizer.optim",
+    ),
 }  # fmt: skip
 SILENT = {
     "replay_layout": "read before the restore; without it there is no ring to restore into",
@@ -60,6 +61,7 @@ class Base:
     """A training that an exception has ended, and what an undisturbed one ends with."""
 
     folder: Path
+    undisturbed: Ended
     end: dict[str, str]
 
 
@@ -71,10 +73,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
     def make(name: str) -> Base:
         if name not in found:
             folder = tmp_path_factory.mktemp("base")
-            end = digest(train(name, Start(folder / "undisturbed")))
+            undisturbed = train(name, Start(folder / "undisturbed"))
+            end = digest(undisturbed)
             with pytest.raises(Stopped):
                 train(name, Start(folder / "stopped", stop_at=STOP_AT.get(name, 27)))
-            found[name] = Base(folder / "stopped", end)
+            found[name] = Base(folder / "stopped", undisturbed, end)
         return found[name]
 
     return make
@@ -97,6 +100,8 @@ def test_a_training_that_was_stopped_within_an_epoch_goes_on(
     assert ended.run is not None
     assert ended.run.report
     assert digest(ended) == there.end
+    begin = log_begins(ended)
+    assert log_since(ended, begin) == log_since(there.undisturbed, begin)
 
 
 def test_every_component_is_an_item(base: Any) -> None:
@@ -120,11 +125,14 @@ def test_without_it_the_training_goes_another_way(
     folder = shutil.copytree(there.folder, tmp_path / "stopped")
     left_out = leave_out(item, monkeypatch)
     try:
-        end = digest(train(name, Start(folder)))
-    except PyengineError as error:
-        end = {"error": str(error)}
+        ended = train(name, Start(folder))
+    except PyengineError:
+        assert left_out, "nothing was left out"
+        return
     assert left_out, "nothing was left out"
-    assert end != there.end
+    begin = log_begins(ended)
+    logs = [log_since(one, begin) for one in (ended, there.undisturbed)]
+    assert digest(ended) != there.end or logs[0] != logs[1]
 
 
 def leave_out(item: str, patch: pytest.MonkeyPatch) -> list[str]:

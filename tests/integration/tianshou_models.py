@@ -83,15 +83,15 @@ def closeness(achieved: Any, desired: Any) -> Any:
 
 
 class Ledger(LazyLogger):
-    """Keeps what was logged last of each kind, without times."""
+    """Keeps what was logged, by kind and step, without times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.training_interval, self.update_interval = 7, 3
-        self.last: dict[str, Any] = {}
+        self.training_interval, self.update_interval = 11, 3
+        self.entries: dict[str, dict[int, Any]] = {}
 
     def write(self, step_type: str, step: int, data: Any) -> None:
-        self.last[step_type] = [step, _timeless(data)]
+        self.entries.setdefault(step_type, {})[step] = _timeless(data)
 
 
 def _timeless(data: Any) -> Any:
@@ -190,7 +190,7 @@ def params(kind: Any, training: Any, make: Any, training_fn: Any = None, **optio
 
 
 def _prioritized() -> Built:
-    buffer = PrioritizedVectorReplayBuffer(66, 2, alpha=0.6, beta=0.4)
+    buffer = PrioritizedVectorReplayBuffer(90, 2, alpha=0.6, beta=0.4)
     return dqn(buffer, 2)
 
 

@@ -137,7 +137,6 @@ def parts(ended: Ended) -> dict[str, Any]:
             place: value for place, _, _, value in walk.plain() if not place.startswith("_buffer")
         },
         "stats": _without_times(ended.stats),
-        "log": params.logger.last,
         "numpy": np.random.get_state()[1],
         "torch": torch.get_rng_state(),
         **buffer_parts(collector.buffer),
@@ -172,6 +171,22 @@ def buffer_parts(buffer: Any) -> dict[str, Any]:
         found["weights"] = [leaves_of(buffer.weight), buffer.weight._value, buffer._beta]
         found["bounds"] = [buffer._max_prio, buffer._min_prio]
     return found
+
+
+def log_since(ended: Ended, begin: dict[str, int]) -> str:
+    """Return a hash of what was logged from a step of each kind on."""
+    entries = ended.params.logger.entries
+    return hashed(
+        {
+            kind: {step: data for step, data in found.items() if step >= begin.get(kind, 0)}
+            for kind, found in entries.items()
+        }
+    )
+
+
+def log_begins(ended: Ended) -> dict[str, int]:
+    """Return the first step of each kind that was logged."""
+    return {kind: min(found) for kind, found in ended.params.logger.entries.items()}
 
 
 def _read(batch: Any, at: Any) -> dict[str, Any]:

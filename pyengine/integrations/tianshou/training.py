@@ -189,8 +189,9 @@ class Training:
         self._skipped_step = report.global_step
         self._track_late()
         for name in self._environments:
-            found = report.component(f"{name}_{ENVIRONMENT}").found
-            if name not in self._reset_reasons and found != "restored":
+            if name in self._reset_reasons:
+                continue
+            if report.component(f"{name}_{ENVIRONMENT}").found != "restored":
                 self._reset_reasons[name] = "the snapshot was taken without them"
         for name in self._reset_reasons:
             self._begin_episodes_anew(name)
