@@ -27,7 +27,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
         "networks", "optimizer.optim", "scheduler.0", "process_rng", "replay",
         "algorithm", "algorithm/values/_iter",
         "trainer", "trainer/epoch", "trainer/update_step", "trainer/steps_of_epoch",
-        "trainer/averages", "trainer/logger", "trainer/counters/_env_step",
+        "trainer/averages", "trainer/logger", "trainer/counters/_env_step", "trainer/counters/_best_reward",
         "training_collector", "training_collector/held/_pre_collect_obs_RO",
         "training_collector/held/collect_step", "training_collector/held/collect_episode",
         "test_collector", "test_collector/held/collect_step",
@@ -39,7 +39,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "SAC": (
         "optimizer.policy_optim", "optimizer.critic_optim", "optimizer.critic2_optim",
         "optimizer.alpha", "replay_draws", "training_environment",
-        "trainer/counters/_best_reward", "trainer/counters/_best_score",
+        "trainer/counters/_best_score",
     ),
     "DDPG with HER": (
         "algorithm", "replay_draws", "optimizer.policy_optim", "optimizer.critic_optim",
