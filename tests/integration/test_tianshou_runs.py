@@ -88,6 +88,7 @@ def test_environments_that_cannot_be_saved_are_reset(
     said = capsys.readouterr().out
     assert "training environments cannot be saved and are reset on resume" in said
     assert "not saved: log files" in said
+    assert "info/length of the rows is copied whole into every snapshot" in said
     manifest = snapshots(tmp_path / "run")[-1]
     excluded = {one.name for one in manifest.components if one.status == "excluded"}
     assert {"training_environment", "logger", "test_replay"} <= excluded

@@ -11,7 +11,7 @@ from typing import Any
 
 from tianshou.env import BaseVectorEnv
 from tianshou.env.venv_wrappers import VectorEnvNormObs, VectorEnvWrapper
-from tianshou.env.worker import EnvWorker, SubprocEnvWorker
+from tianshou.env.worker import EnvWorker
 from tianshou.utils import RunningMeanStd
 
 from pyengine.errors import StateMismatchError
@@ -89,10 +89,3 @@ def reset_after_restore(collector: Any, seed: int) -> None:
     finally:
         for normalizer, was_updating in updating:
             normalizer.update_obs_rms = was_updating
-
-
-def is_in_processes(venv: Any) -> bool:
-    """Return whether the environments run in worker processes."""
-    while isinstance(venv, VectorEnvWrapper):
-        venv = venv.venv
-    return any(isinstance(worker, SubprocEnvWorker) for worker in getattr(venv, "workers", ()))

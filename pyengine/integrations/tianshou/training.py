@@ -10,6 +10,7 @@ from tianshou.trainer import OnlineTrainerParams
 
 import pyengine
 from pyengine.capture.environment import EnvironmentState
+from pyengine.capture.protocol import type_text
 from pyengine.errors import CaptureError, ConfigError, PyengineError
 from pyengine.events import logger
 from pyengine.integrations.tianshou.buffers import LAYOUT, Adoption, adopt
@@ -81,12 +82,13 @@ class Training:
         engine, trainer = self._engine, self._trainer
         self._networks = Networks(trainer.algorithm)
         self._parts = self._components()
+        self._trainer_attributes = Attributes(trainer, passed=_OWNED)
         engine.track(
             networks=self._networks,
             **self._parts,
             algorithm=self._attributes,
             trainer=self._progress,
-            trainer_attributes=Attributes(trainer, passed=_OWNED),
+            trainer_attributes=self._trainer_attributes,
             run=self,
             normalizer=_Normalizers(self._collectors),
             **{f"{name}_collector": Collected(one) for name, one in self._collectors.items()},
@@ -291,11 +293,29 @@ class Training:
                 raise ConfigError(f"the {name} collector was replaced after training began")
 
     def _tell_unsaved(self) -> None:
-        for name, why in self._attributes.unsaved.items():
+        found = {**self._attributes.unsaved, **self._trainer_attributes.unsaved, **self._hooks()}
+        for name, why in found.items():
             if name not in self._told:
                 self._told.add(name)
                 self._engine.exclude(_excluded_name(name), why[:_REASON_LENGTH])
                 self._say(f"NOT saved: {name}: {why}")
+        for name in self._adoption.extras() if self._adoption is not None else ():
+            if name not in self._told:
+                self._told.add(name)
+                self._say(f"{name} of the rows is copied whole into every snapshot")
+
+    def _hooks(self) -> dict[str, str]:
+        """Return what collectors call for each step or episode, where that may hold state."""
+        held = {
+            f"{name}_collector.{hook}": getattr(collector, f"_{hook}", None)
+            for name, collector in self._collectors.items()
+            for hook in ("on_step_hook", "on_episode_done_hook")
+        }
+        return {
+            name: f"attributes of {type_text(hook)}"
+            for name, hook in held.items()
+            if getattr(hook, "__dict__", None)
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Return what else belongs to the run."""

@@ -242,8 +242,7 @@ def test_values_of_ones_own_lie_beside_the_rows() -> None:
     for one in (buffer, stock):
         one.set_array_at_key(np.arange(4.0), "returns", index=[0, 1, 10, 20], default_value=0.0)
     same(buffer[[0, 10, 11]].returns, stock[[0, 10, 11]].returns)
-    extras = adoption.objects["replay_extras"]
-    assert extras.names() == ["returns"]
+    assert adoption.extras() == ["returns"]
     adoption.release()
     same(buffer[[0, 10, 11]].returns, stock[[0, 10, 11]].returns)
 

@@ -56,13 +56,17 @@ class Adoption:
             self.notes = copied.notes
         else:
             self.objects["replay_cursors"] = Cursors(buffer, meta.rows)
-            self.objects["replay_extras"] = self._extras = Extras(meta)
+            self.objects["replay_extras"] = Extras(meta)
 
     def late_objects(self) -> dict[str, Any]:
         """Return the ring and its layout by name; nothing before there are rows."""
         if self._meta is None or self._meta.layout is None:
             return {}
         return {RING: self._meta.rows.ring, LAYOUT: LayoutRecord(self._meta.layout)}
+
+    def extras(self) -> list[str]:
+        """Return the names of what rows hold besides the fields of the ring."""
+        return [] if self._meta is None else [name_of(path) for path in self._meta.extras]
 
     def lay_out(self, record: dict[str, Any]) -> None:
         """Prepare for the rows of a snapshot: those that the buffer has are left out.
@@ -81,7 +85,7 @@ class Adoption:
                 part.forget_altered()
         self._meta = meta
         self.objects["replay_cursors"] = Cursors(self._buffer, rows)
-        self.objects["replay_extras"] = self._extras = Extras(meta)
+        self.objects["replay_extras"] = Extras(meta)
 
     def check(self, buffer: Any) -> None:
         """Raise ConfigError where the collector has another buffer, or it another memory.

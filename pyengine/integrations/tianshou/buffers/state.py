@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pyengine.integrations.tianshou.buffers.layout import Layout, name_of
+from pyengine.integrations.tianshou.buffers.layout import Layout
 from pyengine.integrations.tianshou.buffers.meta import RingMeta
 from pyengine.integrations.tianshou.buffers.rows import BufferRows
 from pyengine.integrations.tianshou.buffers.trees import fill_tree, leaves_of
@@ -119,10 +119,6 @@ class Extras:
                 array[...] = None if array.dtype == np.dtype(object) else 0
         for path, array in saved.items():
             self._meta.put_extra(path, array)
-
-    def names(self) -> list[str]:
-        """Return what the extras are called."""
-        return [name_of(path) for path in self._meta.extras]
 
 
 class LayoutRecord:
