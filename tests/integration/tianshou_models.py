@@ -87,7 +87,7 @@ class Ledger(LazyLogger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.training_interval, self.update_interval = 11, 3
+        self.training_interval, self.update_interval = 9, 4
         self.entries: dict[str, dict[int, Any]] = {}
 
     def write(self, step_type: str, step: int, data: Any) -> None:
