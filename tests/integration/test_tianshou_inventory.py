@@ -46,7 +46,8 @@ ITEMS: dict[str, tuple[str, ...]] = {
         "algorithm", "replay_draws", "optimizer.policy_optim", "optimizer.critic_optim",
     ),
     "PPO": (
-        "algorithm", "replay_rows", "replay_rows/parts/1/_ep_return", "scheduler.0", "optimizer.optim",
+        "algorithm", "replay_rows", "replay_rows/parts/1/_ep_return", "scheduler.0",
+        "optimizer.optim",
     ),
 }  # fmt: skip
 SILENT = {
