@@ -5,7 +5,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 # The CPU build of torch where the index has it as this version; any torch >= 2.4 works.
 TORCH  ?= torch==2.13.0
-EXTRAS ?= test,check,atari,sb3,torchrl,bench
+EXTRAS ?= test,check,atari,sb3,tianshou,torchrl,bench
 
 .DEFAULT_GOAL := test
 .PHONY: env test check sanitize demo chaos bench bench-quick torture clean

@@ -12,6 +12,8 @@ def pytest_configure() -> None:
     """Let two test processes, and the processes that they start, share a machine."""
     # Before torch is loaded anywhere: beside other programs, two threads wait for each other.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Tianshou's kernels do less here than it takes to compile them: 13 s in each process.
+    os.environ["NUMBA_DISABLE_JIT"] = "1"
     # How long an example takes says what else the machine does.
     hypothesis.settings.register_profile("shared machine", deadline=None)
     hypothesis.settings.load_profile("shared machine")
