@@ -50,11 +50,12 @@ def record_end(run_dir: str, generation: int, losses: Sequence[Loss]) -> None:
     durable.append_line(generation_path(run_dir, generation), record_bytes(record))
 
 
-def last_committed(run_dir: str) -> dict[int, str]:
-    """Return, by generation, the snapshot that its last writer has left as the newest one."""
+def last_committed(run_dir: str, first: int) -> dict[int, str]:
+    """Return, by generation from `first` on, the snapshot that its last writer has left as the
+    newest one: none of a later generation."""
     found = {}
     for generation in sorted(scan.claimed_generations(run_dir)):
-        for record in read_records(run_dir, generation):
+        for record in read_records(run_dir, generation) if generation >= first else ():
             newest = record.get("newest") if record.get("role") == "end" else None
             if isinstance(newest, str) and names.parse_snapshot_name(newest) is not None:
                 found[generation] = newest

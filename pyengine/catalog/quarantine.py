@@ -138,8 +138,9 @@ def order_of(name: str) -> names.SnapshotName:
     return parsed
 
 
-def lost_snapshots(run_dir: str) -> list[tuple[str, str]]:
-    """Return (path, reason) of snapshots that were committed and are not in their place.
+def lost_snapshots(run_dir: str, first: int = 0) -> list[tuple[str, str]]:
+    """Return (path, reason) of snapshots that were committed and are not in their place: all that
+    are known of the generations from `first` on.
 
     They are in quarantine, or something proves that there was one (catalog.traces) that is gone.
     What makes a run without snapshots one that must not begin anew by itself.
@@ -151,7 +152,7 @@ def lost_snapshots(run_dir: str) -> list[tuple[str, str]]:
         for name in moved
     ]
     there = {name.text for name in scan.committed_names(run_dir)} | _former_names(moved)
-    for name, proof in sorted(traces.known_committed(run_dir).items()):
+    for name, proof in sorted(traces.known_committed(run_dir, first).items()):
         if name not in there:
             lost.append((os.path.join(place, name), f"gone, or without its manifest, and {proof}"))
     return lost

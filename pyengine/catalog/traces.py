@@ -19,14 +19,18 @@ from pyengine.catalog.lines import read_lines
 from pyengine.format import names
 
 
-def known_committed(run_dir: str) -> dict[str, str]:
+def known_committed(run_dir: str, first: int = 0) -> dict[str, str]:
     """Return what proves it, in words, by the name of each snapshot that something outside of it
-    proves to have been committed, present or not."""
+    proves to have been committed, present or not.
+
+    Nobody asks for snapshots of generations before `first`: a run may have been started thousands
+    of times, and the records of those starts need not be read.
+    """
     known = dict.fromkeys(markers.marked_snapshots(run_dir), "a restore of it was begun")
     for line in read_lines(run_dir).values():
         if line.parent is not None:
             known[line.parent] = f"line {line.text} grew from it"
-    for generation, name in last_committed(run_dir).items():
+    for generation, name in last_committed(run_dir, first).items():
         known[name] = f"the writer of generation {generation} has left it as the newest"
     latest = scan.latest_target(run_dir)
     if latest is not None:
@@ -37,13 +41,18 @@ def known_committed(run_dir: str) -> dict[str, str]:
 def without_manifest(run_dir: str) -> dict[str, str]:
     """Return what proves it, in words, by the name of each snapshot that is in its place, was
     committed, and has no manifest any more."""
-    known = known_committed(run_dir)
     directory = os.path.join(run_dir, names.SNAPSHOTS)
+    bare = [
+        name
+        for name in scan.snapshot_directories(run_dir)
+        if not scan.has_manifest(os.path.join(directory, name.text))
+    ]
+    if not bare:
+        return {}
+    known = known_committed(run_dir, min(name.generation for name in bare))
     found = {}
-    for name in scan.snapshot_directories(run_dir):
+    for name in bare:
         path = os.path.join(directory, name.text)
-        if scan.has_manifest(path):
-            continue
         proof = known.get(name.text)
         if proof is None and _had_manifest(path):
             proof = f"it is whole but for that, and has no {names.MANIFEST_TMP}"

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine import config, errors
-from pyengine.catalog import quarantine, scan
 from pyengine.catalog.pool import pool_directory
 from pyengine.engine import settings
 from pyengine.engine.at_exit import close_at_exit
@@ -152,9 +151,7 @@ class SnapshotEngine(Lifetime):
                 waits=options.waits,
                 raises=options.raises,
             )
-            self._has_snapshots = bool(
-                scan.committed_names(session.run_dir) or quarantine.lost_snapshots(session.run_dir)
-            )
+            self._has_snapshots = None
             self._exit_hook = close_at_exit(self)
             register_for_child(self)
             if self._lifeline is not None:

@@ -165,7 +165,8 @@ class _Search:
     def _tell_of_newer(self, restored: str) -> None:
         """Say which newer snapshots were committed and are not in their place, but for those that
         this search has moved away."""
-        for path, reason in quarantine.lost_snapshots(self._run_dir):
+        first = quarantine.order_of(restored).generation
+        for path, reason in quarantine.lost_snapshots(self._run_dir, first):
             name = os.path.basename(path)
             is_told = any(path == refused for refused, _ in self._refused)
             if not is_told and quarantine.order_of(name) > quarantine.order_of(restored):

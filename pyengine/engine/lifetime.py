@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from pyengine import config, errors
+from pyengine.catalog import quarantine, scan
 from pyengine.engine import settings
 from pyengine.engine.at_exit import EXIT_SECONDS
 from pyengine.engine.critical import is_in_signal_handler, run_whole
@@ -43,7 +44,8 @@ class Lifetime:
     _exit_hook: Callable[[], None]
     _on_error: str
     _fresh: bool
-    _has_snapshots: bool
+    _has_snapshots: bool | None
+    """Whether the run held any before this engine took one; None: nobody has looked."""
     _is_poisoned: bool
 
     def close(
@@ -189,12 +191,21 @@ class Lifetime:
                 "the old nor the saved state. Call restore() again",
                 path=session.run_dir,
             )
-        if self._has_snapshots and not self._fresh:
+        if not self._fresh and self._held_snapshots(session):
             raise errors.UnrestoredRunError(
                 f"{session.run_dir} holds snapshots and none was restored: call restore() first, "
                 "or make the engine with SnapshotEngine(..., fresh=True) to begin anew beside them",
                 path=session.run_dir,
             )
+
+    def _held_snapshots(self, session: Session) -> bool:
+        """Look once, and not in the constructor: what proves lost ones takes a look at each start
+        that the run has had."""
+        if self._has_snapshots is None:
+            run_dir = session.run_dir
+            committed = scan.committed_names(run_dir)
+            self._has_snapshots = bool(committed or quarantine.lost_snapshots(run_dir))
+        return self._has_snapshots
 
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""
