@@ -33,7 +33,7 @@ def test_a_run_killed_twice_ends_as_stock_does(
     first, second = draw.randint(6, 16), draw.randint(4, 7)
     print(f"seed {seed}: killed before gradient steps {first} and {second}")
     without = start(run, name, Start(tmp_path / "stock", is_stock=True))
-    beside = start(run, name, Start(tmp_path / "undisturbed"))
+    undisturbed, none = end(start(run, name, Start(tmp_path / "undisturbed")))
     killed = tmp_path / "killed"
     for kill_at in (first, second):
         child = start(run, name, Start(killed, kill_at=kill_at))
@@ -43,7 +43,6 @@ def test_a_run_killed_twice_ends_as_stock_does(
     stock, _ = end(without)
     assert stock["buffer"][1] > 2 * stock["buffer"][0], "the ring's end was not crossed twice"
     assert all(len(noted) <= 2 for noted in resumed["drawn"].values())
-    undisturbed, none = end(beside)
     assert none is None
     assert undisturbed == stock
     assert resumed_at
