@@ -158,16 +158,17 @@ def make_directory(path: str) -> None:
     """
     if os.path.isdir(path):
         return
-    if os.path.lexists(path):
-        raise RunDirectoryError(
-            f"{path} is not a directory: put back what was there, or move it away, and it is made "
-            "anew, without what it held",
-            path=path,
-        )
     parent = os.path.dirname(os.path.abspath(path))
     make_directory(parent)
-    with contextlib.suppress(FileExistsError):
+    try:
         make_new_directory(path)
+    except FileExistsError as error:
+        if not os.path.isdir(path):  # else somebody has made it meanwhile
+            raise RunDirectoryError(
+                f"{path} is not a directory: put back what was there, or move it away, and it is "
+                "made anew, without what it held",
+                path=path,
+            ) from error
     fsync_directory(parent)
 
 
