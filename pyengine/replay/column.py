@@ -1,7 +1,9 @@
-"""Column: one field of a ring as the array that libraries expect."""
+"""Column: one field of a ring as the array that libraries expect; RowArray: what adapters make such
+arrays from."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,50 @@ if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
 
 
-class Column:
+class RowArray(ABC):
+    """What stands for an array whose first axes are rows: indexing copies rows out.
+
+    `np.asarray` copies all of them. A subclass says which rows an index picks.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], field: Field) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = numpy_dtype(field)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, those of rows included."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array this stands for; memory is used only for rows that exist."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Return a copy of what NumPy would pick."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a column cannot be seen as an array without a copy")
+        whole: NDArray[Any] = self[:]
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+
+class Column(RowArray):
     """One field by position: an array-like of shape (capacity, *shape).
 
     Indexing copies rows out through the ring's verifying gather, all of one instant; positions
@@ -26,19 +71,9 @@ class Column:
     """
 
     def __init__(self, ring: ReplayBuffer, name: str, field: Field) -> None:
+        super().__init__(name, (ring.capacity, *field.shape), field)
         self._ring = ring
         self._field = field
-        self.name = name
-        self.shape = (ring.capacity, *field.shape)
-        self.dtype = numpy_dtype(field)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes, the position's included."""
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         first, rest = _split(index)
@@ -69,15 +104,6 @@ class Column:
                 got="an append field",
             )
         self._ring.assign(self.name, index, as_array(self.name, self._field, value))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a column cannot be seen as an array without a copy")
-        whole: NDArray[Any] = self[:]
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def __repr__(self) -> str:
-        return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
 
 
 def _split(index: Any) -> tuple[Any, tuple[Any, ...]]:

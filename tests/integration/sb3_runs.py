@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hashes
 import numpy as np
 import torch
 import torch._dynamo  # needed by the first step of an optimizer; here once for all processes
@@ -216,31 +215,13 @@ def csv_log(path: Path) -> dict[str, dict[str, str]]:
 
 
 def hashed(value: Any) -> str:
-    """Return a hash of arrays, tensors, optimizers and containers of them, bit for bit."""
-    found = hashlib.sha256()
-    _feed(found, value)
-    return found.hexdigest()
+    """Return a hash of what a model holds, without the wall-clock times of its episodes."""
+    return hashes.hashed(value, _plain)
 
 
-def _feed(found: Any, value: Any) -> None:
+def _plain(value: Any) -> Any:
     if isinstance(value, torch.optim.Optimizer):
-        value = value.state_dict()
-    elif isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    elif isinstance(value, np.random.Generator):
-        value = value.bit_generator.state
-    elif isinstance(value, RunningMeanStd):
+        return value.state_dict()
+    if isinstance(value, RunningMeanStd):
         value = vars(value)
-    if isinstance(value, np.ndarray):
-        found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value.keys() - {"t"}, key=repr):  # wall-clock time of an episode
-            found.update(repr(key).encode())
-            _feed(found, value[key])
-    elif isinstance(value, (list, tuple, deque)):
-        found.update(f"{len(value)}".encode())
-        for item in value:
-            _feed(found, item)
-    else:
-        assert value is None or isinstance(value, (bool, int, float, str, np.generic)), type(value)
-        found.update(repr(value).encode())
+    return {key: one for key, one in value.items() if key != "t"} if type(value) is dict else value

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def ends(send: Any, run_dir: str, how: str) -> None:
     elif how == "exit":
         raise SystemExit(3)
     else:
-        signal.pause()
+        while True:  # a pause would sleep through a signal that comes just before it begins
+            time.sleep(0.05)
 
 
 KILLS: dict[str, tuple[int, ...]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,11 @@ def test_the_guide_runs_as_shown_and_goes_on(
     quick = CODE.replace("epoch_num_steps=2_000", "epoch_num_steps=80, show_progress=False")
     quick = quick.replace("every_steps=1_000", "every_steps=40, budget=None")
     assert quick.count("80, show") == quick.count("40, budget") == 1
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec(quick.replace("max_epochs=5", "max_epochs=1"), scope)
     exec(quick.replace("max_epochs=5", "max_epochs=2"), scope)
-    assert scope["run"].report.global_step == 80  # type: ignore[attr-defined]
-    assert scope["stats"].train_step == 160  # type: ignore[attr-defined]
+    assert scope["run"].report.global_step == 80
+    assert scope["stats"].train_step == 160
     assert len(GUIDE.splitlines()) <= 60
 
 

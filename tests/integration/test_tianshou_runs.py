@@ -13,10 +13,11 @@ import torch
 
 pytest.importorskip("tianshou")
 
+from hashes import hashed
 from tianshou.data import AsyncCollector, PrioritizedReplayBuffer, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 from tianshou_models import EPOCHS, cartpole, dqn, venv
-from tianshou_runs import QUICK, Start, Stopped, buffer_parts, digest, hashed, parts, train
+from tianshou_runs import QUICK, Start, Stopped, buffer_parts, digest, parts, train
 
 import pyengine
 from pyengine.errors import ConfigError, ModelMismatchError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # needed by the first step of an optimizer; here once for all processes
+from hashes import hashed
 from tianshou.data import Batch
 from tianshou_models import build, modules_of
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -201,29 +201,3 @@ def _without_times(stats: Any) -> list[Any]:
         stats.update_step, stats.best_score, stats.best_reward, stats.best_reward_std,
         stats.train_step, stats.train_episode, stats.test_step, stats.test_episode,
     ]  # fmt: skip
-
-
-def hashed(value: Any) -> str:
-    """Return a hash of arrays, tensors and containers of them, bit for bit."""
-    found = hashlib.sha256()
-    _feed(found, value)
-    return found.hexdigest()[:16]
-
-
-def _feed(found: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    elif isinstance(value, np.random.Generator):
-        value = value.bit_generator.state
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value, key=repr):
-            found.update(repr(key).encode())
-            _feed(found, value[key])
-    elif isinstance(value, (list, tuple, np.ndarray)):
-        found.update(f"{len(value)}".encode())
-        for item in value:
-            _feed(found, item)
-    else:
-        found.update(f"{type(value).__name__} {value!r}".encode())

@@ -59,6 +59,8 @@ class Parts:
     updater: Any
     optimizer: Any
     scheduler: Any
+    report: Any = None
+    """What a restore found."""
 
     @property
     def env(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hashes
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -56,7 +56,7 @@ def train(
             **{**QUICK, **start.options},
         )
         run.track(**parts.tracked)
-        parts.report = run.restore()  # type: ignore[attr-defined]
+        parts.report = run.restore()
         restored(parts, run)
     try:
         _loop(parts, start, run)
@@ -137,32 +137,9 @@ def log(path: Path) -> dict[int, list[Any]]:
 
 
 def hashed(value: Any) -> str:
-    """Return a hash of tensors, arrays and containers of them, bit for bit."""
-    found = hashlib.sha256()
-    _feed(found, value)
-    return found.hexdigest()
+    """Return a hash of what a run holds."""
+    return hashes.hashed(value, _plain)
 
 
-def _feed(found: Any, value: Any) -> None:
-    if isinstance(value, TensorDictBase):
-        value = dict(value.items())
-    if isinstance(value, np.random.Generator):
-        value = value.bit_generator.state
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(value.contiguous().view(torch.uint8).numpy().tobytes() if value.ndim else
-                     repr(value.item()).encode())  # fmt: skip
-    elif isinstance(value, np.ndarray):
-        found.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value, key=repr):
-            found.update(repr(key).encode())
-            _feed(found, value[key])
-    elif isinstance(value, (list, tuple)):
-        found.update(f"{len(value)}".encode())
-        for item in value:
-            _feed(found, item)
-    else:
-        assert value is None or isinstance(value, (bool, int, float, str)), type(value)
-        found.update(repr(value).encode())
+def _plain(value: Any) -> Any:
+    return dict(value.items()) if isinstance(value, TensorDictBase) else value

@@ -16,7 +16,6 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
-from inspect import signature
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -26,11 +25,11 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 import pyengine
-from pyengine.engine.options import EngineOptions
 from pyengine.errors import ConfigError, ModelStateError
 from pyengine.events import logger
 from pyengine.integrations.sb3 import identity, logs
 from pyengine.integrations.sb3.run import ModelRun
+from pyengine.integrations.settings import check_settings
 
 _serving: weakref.WeakValueDictionary[str, SnapshotCallback] = weakref.WeakValueDictionary()
 """The callback that served last, by run directory."""
@@ -87,7 +86,13 @@ class SnapshotCallback(BaseCallback):
             "keep_best": keep_best, "fresh": fresh, **engine_settings,
         }  # fmt: skip
         self._notes = notes or {}
-        self._check_settings()
+        check_settings(
+            "SnapshotCallback",
+            self.run_dir,
+            {"notes": self._notes, **self._settings},
+            library="Stable-Baselines3",
+            whose="the model's",
+        )
         self._eager = eager
         self._fresh = fresh
         self._engine: pyengine.SnapshotEngine | None = None
@@ -98,23 +103,6 @@ class SnapshotCallback(BaseCallback):
         self._learning: FrameType | None = None
         self._last: pyengine.PendingSnapshot | None = None
         self._unwritten: list[pyengine.PendingSnapshot] = []
-
-    def _check_settings(self) -> None:
-        """Refuse what the engine would refuse, before anything is trained."""
-        if "algorithm" in self._settings:
-            raise ConfigError("algorithm: it is the model's, and not to be given")
-        given = {"notes": self._notes, **self._settings}
-        try:
-            call = signature(pyengine.SnapshotEngine).bind(self.run_dir, **given)
-        except TypeError as error:
-            raise ConfigError(f"SnapshotCallback: {error}") from error
-        call.apply_defaults()
-        EngineOptions.check(**call.arguments)
-        if call.arguments["on_damage"] != "raise":
-            raise ConfigError(
-                "on_damage='drop' leaves rows out of the ring's own draws; Stable-Baselines3 draws "
-                "rows by itself, and would still ask for them: leave it at 'raise'"
-            )
 
     def _on_training_start(self) -> None:
         if self._run is not None:
@@ -130,14 +118,14 @@ class SnapshotCallback(BaseCallback):
         _check_untrained(self.model)
         found = identity.describe(self.model)
         if not self._fresh:
-            identity.check(self.run_dir, found)
+            identity.DESCRIPTION.check(self.run_dir, found)
             logs.check_log_sizes(identity.saved_logs(self.run_dir))
         self._has_served = True
         self._end_abandoned()
         self._engine = engine = pyengine.SnapshotEngine(
             self.run_dir,
             algorithm=found["algorithm"],
-            notes={**self._notes, identity.NOTE: found},
+            notes={**self._notes, identity.DESCRIPTION.note: found},
             **self._settings,
         )
         self._learning = _frame_of_learn(self.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -10,23 +9,26 @@ from stable_baselines3.common.vec_env import VecEnv
 
 import pyengine
 from pyengine.capture.protocol import type_name
-from pyengine.errors import ModelMismatchError
+from pyengine.integrations.description import Description, newest
 
-NOTE = "stable_baselines3"
-"""Key of the manifest's notes under which the description lies."""
-
-_WORDS = {
-    "algorithm": "algorithm",
-    "policy": "policy class",
-    "observation_space": "observation space",
-    "action_space": "action space",
-    "num_envs": "number of environments",
-    "env_ids": "environment ids",
-    "env_settings": "environments made with",
-    "buffer": "replay buffer class",
-    "buffer_size": "replay buffer size",
-    "n_steps": "n_steps",
-}
+DESCRIPTION = Description(
+    note="stable_baselines3",
+    words={
+        "algorithm": "algorithm",
+        "policy": "policy class",
+        "observation_space": "observation space",
+        "action_space": "action space",
+        "num_envs": "number of environments",
+        "env_ids": "environment ids",
+        "env_settings": "environments made with",
+        "buffer": "replay buffer class",
+        "buffer_size": "replay buffer size",
+        "n_steps": "n_steps",
+    },
+    whose="the script's model",
+    what="the model",
+    maker="this callback",
+)
 
 
 def describe(model: BaseAlgorithm) -> dict[str, Any]:
@@ -51,40 +53,12 @@ def describe(model: BaseAlgorithm) -> dict[str, Any]:
     return found
 
 
-def check(run_dir: str, found: dict[str, Any]) -> None:
-    """Raise ModelMismatchError that names both sides; reads the run, touches nothing."""
-    saved = _newest(run_dir)
-    if saved is None:
-        return
-    expected = saved.notes.get(NOTE)
-    if not isinstance(expected, dict):
-        raise ModelMismatchError(
-            f"{run_dir} was not made by this callback; take another run directory",
-            what="run", saved=None, found=found["algorithm"],
-        )  # fmt: skip
-    for key, text in _WORDS.items():
-        if key in expected and expected[key] != found.get(key):
-            raise ModelMismatchError(
-                f"{run_dir}: the run has {text} {expected.get(key)}, the script's model "
-                f"{found.get(key)}; make the model as the run was made, or take another run "
-                "directory",
-                what=key, saved=expected.get(key), found=found.get(key),
-            )  # fmt: skip
-
-
 def saved_logs(run_dir: str) -> dict[str, int]:
     """Return the sizes of log files that the newest snapshot recorded."""
-    if _newest(run_dir) is None:
+    if newest(run_dir) is None:
         return {}
     sizes: dict[str, int] = pyengine.load(run_dir, only=["logs"])["logs"]
     return sizes
-
-
-def _newest(run_dir: str) -> pyengine.SnapshotInfo | None:
-    if not os.path.isdir(run_dir) or not os.listdir(run_dir):
-        return None
-    snapshots = pyengine.open_run(run_dir).snapshots
-    return snapshots[-1] if snapshots else None
 
 
 def _env_ids(venv: VecEnv) -> list[str | None]:

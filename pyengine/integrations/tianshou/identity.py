@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import pyengine
 from pyengine.capture.protocol import type_name
-from pyengine.errors import ModelMismatchError
+from pyengine.integrations.description import Description
 
-NOTE = "tianshou"
-"""Key of the manifest's notes under which the description lies."""
-
-_WORDS = {
-    "algorithm": "algorithm",
-    "policy": "policy class",
-    "trainer": "kind of training",
-    "observation_space": "observation space",
-    "action_space": "action space",
-    "num_envs": "number of environments",
-    "num_test_envs": "number of test environments",
-    "env_ids": "environment ids",
-    "buffer": "buffer class",
-    "buffer_size": "buffer size",
-    "buffer_num": "number of sub-buffers",
-    "buffer_options": "buffer made with",
-}
+DESCRIPTION = Description(
+    note="tianshou",
+    words={
+        "algorithm": "algorithm",
+        "policy": "policy class",
+        "trainer": "kind of training",
+        "observation_space": "observation space",
+        "action_space": "action space",
+        "num_envs": "number of environments",
+        "num_test_envs": "number of test environments",
+        "env_ids": "environment ids",
+        "buffer": "buffer class",
+        "buffer_size": "buffer size",
+        "buffer_num": "number of sub-buffers",
+        "buffer_options": "buffer made with",
+    },
+    whose="the script's training",
+    what="everything",
+    maker="this adapter",
+)
 
 
 def describe(algorithm: Any, params: Any) -> dict[str, Any]:
@@ -46,41 +47,13 @@ def describe(algorithm: Any, params: Any) -> dict[str, Any]:
         found["num_test_envs"] = params.test_collector.env_num
     stock = getattr(type(buffer), "stock_class", type(buffer))
     options = {name: value for name, value in buffer.options.items() if _is_shape(name)}
-    return found | {
+    found |= {
         "buffer": f"{stock.__module__}:{stock.__qualname__}",
         "buffer_size": int(buffer.maxsize),
         "buffer_num": int(getattr(buffer, "buffer_num", 1)),
         "buffer_options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
     }
-
-
-def check(run_dir: str, found: dict[str, Any]) -> None:
-    """Raise ModelMismatchError that names both sides; reads the run, touches nothing."""
-    saved = newest(run_dir)
-    if saved is None:
-        return
-    expected = saved.notes.get(NOTE)
-    if not isinstance(expected, dict):
-        raise ModelMismatchError(
-            f"{run_dir} was not made by this adapter; take another run directory",
-            what="run", saved=None, found=found["algorithm"],
-        )  # fmt: skip
-    for key, text in _WORDS.items():
-        if expected.get(key) != found.get(key):
-            raise ModelMismatchError(
-                f"{run_dir}: the run has {text} {expected.get(key)}, the script's training "
-                f"{found.get(key)}; make everything as the run was made, or take another run "
-                "directory",
-                what=key, saved=expected.get(key), found=found.get(key),
-            )  # fmt: skip
-
-
-def newest(run_dir: str) -> pyengine.SnapshotInfo | None:
-    """Return the newest snapshot of a run, None where there is none."""
-    if not os.path.isdir(run_dir) or not os.listdir(run_dir):
-        return None
-    snapshots = pyengine.open_run(run_dir).snapshots
-    return snapshots[-1] if snapshots else None
+    return DESCRIPTION.whole(found)
 
 
 def _is_shape(name: str) -> bool:

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from inspect import signature
 from typing import Any
 
 from tianshou.data import AsyncCollector
 from tianshou.trainer import OnlineTrainerParams
 
 import pyengine
-from pyengine.engine.options import EngineOptions
 from pyengine.errors import ConfigError
 from pyengine.events import logger
+from pyengine.integrations.description import newest
+from pyengine.integrations.settings import check_settings
 from pyengine.integrations.tianshou import identity
 from pyengine.integrations.tianshou.training import Training
 from pyengine.integrations.tianshou.walk import Attributes
@@ -76,25 +76,13 @@ class SnapshotRun:
         self._notes = notes or {}
         self._eager = eager
         self._fresh = fresh
-        self._check_settings()
-
-    def _check_settings(self) -> None:
-        """Refuse what the engine would refuse, before anything is trained."""
-        if "algorithm" in self._settings:
-            raise ConfigError("algorithm: it is the training's, and not to be given")
-        try:
-            call = signature(pyengine.SnapshotEngine).bind(
-                self.run_dir, notes=self._notes, **self._settings
-            )
-        except TypeError as error:
-            raise ConfigError(f"SnapshotRun: {error}") from error
-        call.apply_defaults()
-        EngineOptions.check(**call.arguments)
-        if call.arguments["on_damage"] != "raise":
-            raise ConfigError(
-                "on_damage='drop' leaves rows out of the ring's own draws; Tianshou draws rows by "
-                "itself, and would still ask for them: leave it at 'raise'"
-            )
+        check_settings(
+            "SnapshotRun",
+            self.run_dir,
+            {"notes": self._notes, **self._settings},
+            library="Tianshou",
+            whose="the training's",
+        )
 
     def run_training(self, algorithm: Any, params: Any) -> Any:
         """Train as `algorithm.run_training(params)` does; return its InfoStats.
@@ -109,16 +97,16 @@ class SnapshotRun:
         attributes = Attributes(algorithm)
         found = identity.describe(algorithm, params)
         if not self._fresh:
-            identity.check(self.run_dir, found)
+            identity.DESCRIPTION.check(self.run_dir, found)
         trainer = algorithm.create_trainer(params)
         with pyengine.SnapshotEngine(
             self.run_dir,
             algorithm=found["algorithm"],
-            notes={**self._notes, identity.NOTE: {**found, "level": LEVEL}},
+            notes={**self._notes, identity.DESCRIPTION.note: {**found, "level": LEVEL}},
             **self._settings,
         ) as engine:
             # Now: the writer of a dead trainer may have committed the first one a moment ago.
-            is_resumed = not self._fresh and identity.newest(self.run_dir) is not None
+            is_resumed = not self._fresh and newest(self.run_dir) is not None
             _reset(trainer, is_resumed=is_resumed)
             training = Training(engine, trainer, attributes, self._say, is_resumed=is_resumed)
             self.report = training.restore(eager=self._eager)

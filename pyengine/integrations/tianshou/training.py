@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,9 +157,9 @@ class Training:
         saved = self._environments.keys() - self._reset_reasons.keys()
         for name in sorted(saved):
             state = EnvironmentState(
-                get=lambda name=name: self._environment_state(name),  # type: ignore[misc]
-                set=lambda saved, name=name: self._set_environment_state(name, saved),  # type: ignore[misc]
-                check=lambda saved, name=name: self._check_environment_state(name, saved),  # type: ignore[misc]
+                get=partial(self._environment_state, name),
+                set=partial(self._set_environment_state, name),
+                check=partial(self._check_environment_state, name),
             )
             self._engine.track(**{f"{name}_{ENVIRONMENT}": state})
 

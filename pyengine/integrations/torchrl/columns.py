@@ -76,7 +76,8 @@ class StorageColumn(torch.Tensor):
             return _write(cls, func, args, kwargs)
         return func(*tree_map(_rows, tuple(args)), **tree_map(_rows, dict(kwargs)))
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch names none
+    # torch declares a parameter whose name is Any, which nobody can pass.
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"StorageColumn({self.field!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:

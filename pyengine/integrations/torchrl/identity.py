@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pyengine
-from pyengine.errors import ModelMismatchError, RestoreError
+from pyengine.errors import RestoreError
+from pyengine.integrations.description import Description, saved_snapshots
 from pyengine.integrations.torchrl.layout import Layout
-
-NOTE = "torchrl"
-"""Key of the manifest's notes under which the description lies."""
 
 INDEX = "replay_index"
 
-_WORDS = {
-    "buffer": "replay buffer class",
-    "storage_size": "storage size",
-    "storage_dims": "storage dimensions",
-    "mutable": "mutable keys",
-    "sampler": "sampler",
-    "writer": "writer",
-    "environment": "environment",
-    "frames_per_batch": "frames per batch of the collector",
-}
-
-
-def check(run_dir: str, found: dict[str, Any]) -> None:
-    """Raise ModelMismatchError that names both sides; reads the run, touches nothing."""
-    snapshots = saved_snapshots(run_dir)
-    if not snapshots:
-        return
-    expected = snapshots[-1].notes.get(NOTE)
-    if not isinstance(expected, dict):
-        raise ModelMismatchError(
-            f"{run_dir} was not made by a TrainingRun; take another run directory",
-            what="run", saved=None, found=found,
-        )  # fmt: skip
-    for key, text in _WORDS.items():
-        if expected.get(key) != found.get(key):
-            raise ModelMismatchError(
-                f"{run_dir}: the run has {text} {expected.get(key)}, the script {found.get(key)}; "
-                "make them as the run was made, or take another run directory",
-                what=key, saved=expected.get(key), found=found.get(key),
-            )  # fmt: skip
+DESCRIPTION = Description(
+    note="torchrl",
+    words={
+        "buffer": "replay buffer class",
+        "storage_size": "storage size",
+        "storage_dims": "storage dimensions",
+        "mutable": "mutable keys",
+        "sampler": "sampler",
+        "writer": "writer",
+        "environment": "environment",
+        "frames_per_batch": "frames per batch of the collector",
+    },
+    whose="the script",
+    what="them",
+    maker="a TrainingRun",
+)
 
 
 def saved_layout(run_dir: str) -> Layout | None:
@@ -56,10 +37,3 @@ def saved_layout(run_dir: str) -> Layout | None:
         if state["layout"] is not None:
             return Layout.from_record(state["layout"])
     return None
-
-
-def saved_snapshots(run_dir: str) -> list[pyengine.SnapshotInfo]:
-    """Return the run's snapshots, oldest first; empty for a directory without any."""
-    if not os.path.isdir(run_dir) or not os.listdir(run_dir):
-        return []
-    return list(pyengine.open_run(run_dir).snapshots)

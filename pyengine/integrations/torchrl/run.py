@@ -15,6 +15,7 @@ import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.errors import ConfigError
 from pyengine.events import logger
+from pyengine.integrations.settings import refuse_dropping
 from pyengine.integrations.torchrl import identity
 from pyengine.integrations.torchrl.buffers import BufferState, StorageState
 from pyengine.integrations.torchrl.collector import CollectorEnvironment, CollectorState
@@ -68,11 +69,7 @@ class TrainingRun:
         notes: Mapping[str, Any] | None = None,
         **engine_settings: Any,
     ) -> None:
-        if engine_settings.get("on_damage", "raise") != "raise":
-            raise ConfigError(
-                "on_damage='drop' leaves rows out of the ring's own draws; TorchRL draws rows by "
-                "itself, and would still ask for them: leave it at 'raise'"
-            )
+        refuse_dropping(engine_settings.get("on_damage", "raise"), "TorchRL")
         self.run_dir = os.fspath(run_dir)
         self._fresh = fresh
         self._seed = int(np.random.SeedSequence(seed).generate_state(1)[0]) % _SEED_LIMIT
@@ -84,13 +81,13 @@ class TrainingRun:
             raise ConfigError(f"this training cannot go on exactly: {'; '.join(self.reasons)}")
         found = self._describe(collector)
         if not fresh:
-            identity.check(self.run_dir, found)
+            identity.DESCRIPTION.check(self.run_dir, found)
         self._ring_is_tracked = False
         self._newest_step: int | None = None
         self.engine = pyengine.SnapshotEngine(
             self.run_dir,
             fresh=fresh,
-            notes={**(notes or {}), identity.NOTE: {**found, "level": self.level}},
+            notes={**(notes or {}), identity.DESCRIPTION.note: {**found, "level": self.level}},
             **engine_settings,
         )
         try:
@@ -125,7 +122,7 @@ class TrainingRun:
         if collector is not None:
             found["environment"] = _names_of(collector.env)
             found["frames_per_batch"] = int(collector.frames_per_batch)
-        return found
+        return identity.DESCRIPTION.whole(found)
 
     def _track(self) -> None:
         engine = self.engine
@@ -165,7 +162,7 @@ class TrainingRun:
         for value in objects.values():
             # Else a fresh start would have other entries to restore than the snapshot.
             if isinstance(value, LossModule) and value.default_value_estimator is not None:
-                value.value_estimator  # noqa: B018  made when it is asked for
+                _ = value.value_estimator  # made when it is asked for
         self.engine.track(**objects)
         return self
 

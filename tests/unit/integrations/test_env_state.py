@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("gymnasium")
 
-from gymnasium import spaces  # noqa: E402
+import gymnasium
+from gymnasium import spaces
 
-from pyengine.errors import CaptureError, ConfigError, StateMismatchError  # noqa: E402
-from pyengine.integrations.gymnasium import EnvState, StatefulEnv  # noqa: E402
+from pyengine.errors import CaptureError, ConfigError, StateMismatchError
+from pyengine.integrations.gymnasium import EnvState, StatefulEnv
 
 Point = collections.namedtuple("Point", "x y")
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.integrations.sb3.buffers.rows import BufferRows
-from pyengine.replay.plan import numpy_dtype
+from pyengine.replay.column import RowArray
 
 
-class StepColumn:
+class StepColumn(RowArray):
     """An array-like of shape (buffer_size, n_envs, *shape) over rows in a ring.
 
     Indexing works as NumPy's and copies out no more rows than it has to; `np.asarray(column)`
@@ -21,51 +21,22 @@ class StepColumn:
 
     def __init__(self, rows: BufferRows, name: str) -> None:
         field = rows.fields[name]
+        super().__init__(name, (rows.steps, rows.lanes, *field.shape), field)
         self._rows = rows
-        self._name = name
-        self.shape = (rows.steps, rows.lanes, *field.shape)
-        self.dtype = numpy_dtype(field)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes, those of steps and environments included."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array this stands for; memory is used only for rows that exist."""
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         head, rest = _split(index)
         if head is None:
             return self[:][index]
         steps, lanes = places(self.shape[:2], head)
-        found = self._rows.read(self._name, steps, lanes)
+        found = self._rows.read(self.name, steps, lanes)
         if rest:
             return found[(*(slice(None),) * steps.ndim, *rest)]
         return found if found.ndim else found[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         steps, lanes = places(self.shape[:2], index)
-        self._rows.mark(self._name, steps, lanes, value)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a column cannot be seen as an array without a copy")
-        whole: NDArray[Any] = self[:]
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def __repr__(self) -> str:
-        return f"StepColumn({self._name!r}, shape={self.shape}, dtype={self.dtype})"
+        self._rows.mark(self.name, steps, lanes, value)
 
 
 def places(grid: tuple[int, ...], index: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

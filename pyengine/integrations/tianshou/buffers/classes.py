@@ -66,7 +66,8 @@ class InRing:
         Unlike stock's, places without a row read as zeros then, and a prioritised buffer draws none
         of them.
         """
-        super().reset(keep_statistics=keep_statistics)  # type: ignore[misc]  # the stock class
+        stock: Any = super()
+        stock.reset(keep_statistics=keep_statistics)
         self.ring_meta.rows.clear()
         if isinstance(self, PrioritizedReplayBuffer):
             fill_tree(self.weight, 0.0)
@@ -94,7 +95,8 @@ class InRing:
     ) -> None:
         """Keep an array beside the rows: an extra, copied whole into every snapshot."""
         self.ring_meta._check_key(key)
-        super().set_array_at_key(seq, key, index, default_value)  # type: ignore[misc]
+        stock: Any = super()
+        stock.set_array_at_key(seq, key, index, default_value)
 
     def set_batch(self, batch: Any) -> None:
         """Refuse another memory."""
@@ -120,7 +122,8 @@ class InRing:
         me: Any = self
         meta = self.ring_meta
         if meta.views:
-            return super().update(buffer)  # type: ignore[misc]  # stock's refuses
+            stock: Any = super()
+            return stock.update(buffer)  # which refuses
         if isinstance(me, HERReplayBuffer):
             me._restore_cache()
         stack_num, buffer.stack_num = buffer.stack_num, 1

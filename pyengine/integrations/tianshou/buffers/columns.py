@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.integrations.tianshou.buffers.rows import BufferRows
-from pyengine.replay.plan import numpy_dtype
+from pyengine.replay.column import RowArray
 
 
-class RowColumn:
+class RowColumn(RowArray):
     """An array-like of shape (rows, *shape) over the rows from `first` on.
 
     Indexing works as NumPy's and copies out no more rows than it has to; `np.asarray(column)`
@@ -21,36 +21,16 @@ class RowColumn:
 
     def __init__(self, rows: BufferRows, name: str, first: int, count: int) -> None:
         field = rows.fields[name]
+        super().__init__(name, (count, *field.shape), field)
         self._rows = rows
-        self._name = name
         self._first = first
-        self.shape = (count, *field.shape)
-        self.dtype = numpy_dtype(field)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes, that of rows included."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array this stands for; memory is used only for rows that exist."""
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         head, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
         if head is None or head is Ellipsis or (rest and not _is_slices(rest)):
             return np.asarray(self)[index]
         positions = self._positions(head)
-        found = self._rows.read(self._name, positions)
+        found = self._rows.read(self.name, positions)
         if rest:
             return found[(*(slice(None),) * positions.ndim, *rest)]
         return found if found.ndim else found[()]
@@ -59,18 +39,9 @@ class RowColumn:
         if isinstance(index, tuple):
             whole = np.asarray(self)
             whole[index] = value
-            self._rows.lay(self._name, self._positions(index[0]), whole[index[0]])
+            self._rows.lay(self.name, self._positions(index[0]), whole[index[0]])
             return
-        self._rows.lay(self._name, self._positions(index), value)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a column cannot be seen as an array without a copy")
-        whole: NDArray[Any] = self[:]
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def __repr__(self) -> str:
-        return f"RowColumn({self._name!r}, shape={self.shape}, dtype={self.dtype})"
+        self._rows.lay(self.name, self._positions(index), value)
 
     def _positions(self, head: Any) -> NDArray[np.int64]:
         """Return the rows that `head` picks, by NumPy's own rules."""

@@ -157,7 +157,8 @@ class BufferRows:
     def _cast(self, name: str, value: Any, lanes: Positions, is_whole: bool) -> Array:
         place = self._row[name]
         if is_whole and _fits(value, place):
-            return value  # type: ignore[no-any-return]
+            whole: Array = value
+            return whole
         try:
             if is_whole:
                 place[...] = value
