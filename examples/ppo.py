@@ -6,9 +6,9 @@ Kill it however you like and start the same command again: it continues from the
 mid-episode, bit for bit as if nothing had happened. The numbered comments, (1) to (4), are all that
 pyengine adds.
 
-A snapshot is taken where an iteration ends. There the rollout has been learned from and the next one
-fills its arrays anew, so that it need not be saved: on-policy learners have no replay buffer, and
-the engine without a ring is enough. What is more easily forgotten are the statistics by which
+A snapshot is taken where an iteration ends. There the rollout has been learned from and the next
+one begins empty, so that it need not be saved: on-policy learners have no replay buffer, and the
+engine without a ring is enough. What is more easily forgotten are the statistics by which
 observations and rewards are scaled.
 
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Steps are counted over all
@@ -173,7 +173,7 @@ def train(args: Args) -> None:
     counters = {"episodes": 0}
 
     engine = pyengine.SnapshotEngine(args.run, every_steps=args.snapshot_every)
-    engine.track(  # (1) everything that the next iteration depends on, changed in place from here on
+    engine.track(  # (1) everything that the next iteration depends on, changed in place from here
         agent=agent, optimizer=optimizer, obs_scale=obs_scale, return_scale=return_scale,
         returns=returns, counters=counters, envs=EnvState(envs).tracked(), obs=obs,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def train(args: Args) -> None:
                 if end.any():
                     counters["episodes"] += int(end.sum())
                     won = infos["final_info"]["episode"]["r"][end].tolist()
-                    print(f"step {begin}: {counters['episodes']} episodes, returns {won}")
+                    print(f"step {begin}, episode {counters['episodes']}: returns {won}")
                 rollout.obs.append(seen)
                 rollout.actions.append(action)
                 rollout.log_probs.append(policy.log_prob(action))

@@ -165,7 +165,7 @@ def train(args: Args) -> None:
             if done.any():
                 counters["episodes"] += int(done.sum())
                 gained = infos["episode"]["r"][done].round(1).tolist()
-                print(f"step {step}: {counters['episodes']} episodes, returns {gained}")
+                print(f"step {step}, episode {counters['episodes']}: returns {gained}")
 
             if step >= args.learning_starts:
                 batch = ring.sample(args.batch_size, device="cpu")

@@ -33,6 +33,9 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     would not reach. Raises ConfigError where one of `get` and `set` is missing.
     """
 
+    offered: Any = None
+    """A state that was left here for the `_offered` methods, which whoever cannot give it calls."""
+
     def __init__(
         self,
         env: gymnasium.Env[Any, Any],
@@ -74,3 +77,12 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         except StateMismatchError as error:
             return str(error)
         return None
+
+    def try_check_offered(self) -> str | None:
+        """Return None or why `offered` does not fit; change nothing."""
+        return self.try_check_state(self.offered)
+
+    def set_offered(self) -> None:
+        """Continue from `offered`, and let it go."""
+        state, self.offered = self.offered, None
+        self.set_state(state)
