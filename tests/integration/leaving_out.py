@@ -1,4 +1,4 @@
-"""Restores that leave a component as the script made it, for tests of what a run cannot do without."""
+"""Restores that leave a component as the script made it: a run that needs it shows that."""
 
 from __future__ import annotations
 

@@ -6,9 +6,11 @@ done in each step, and what everything came to; the examples know nothing of it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import importlib
+import io
 import itertools
 import os
 import runpy
@@ -271,11 +273,11 @@ def run_child(send: Callable[[Any], None], name: str, start: Start) -> None:
     Sends ("step", step, what was done) for each tick and ("end", hashes, step resumed at, starts).
     """
     os.chdir(start.folder)
-    sys.stdout = open(os.devnull, "w")
     for starts in itertools.count(1):
         witness = Witness(send)
         try:
-            run(LOOPS[name], start, witness)
+            with contextlib.redirect_stdout(io.StringIO()):
+                run(LOOPS[name], start, witness)
         except EndOfChunk:
             continue
         send(("end", witness.end, witness.resumed_at, starts))

@@ -15,9 +15,7 @@ import pyengine
 
 pytest.importorskip("gymnasium")
 
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.atari] if name == "dqn" else []) for name in LOOPS
-]
+NAMES = [pytest.param(name, marks=[pytest.mark.atari] if name == "dqn" else []) for name in LOOPS]
 CHUNKS = 20
 
 

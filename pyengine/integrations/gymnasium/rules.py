@@ -166,5 +166,11 @@ GYMNASIUM = Rules(
         ),
         gymnasium.Wrapper: frozenset({"env", "_action_space", "_observation_space"}),
     },
-    adapters=(AleAdapter(), MujocoModelAdapter(), MujocoDataAdapter(), ChainAdapter(), AsyncAdapter()),
+    adapters=(
+        AleAdapter(),
+        MujocoModelAdapter(),
+        MujocoDataAdapter(),
+        ChainAdapter(),
+        AsyncAdapter(),
+    ),
 )
