@@ -62,6 +62,12 @@ def test_killed_twice_equals_one_go(
     assert seen.resumed_at is not None
     assert 0 < example.kills[1] - seen.resumed_at <= example.every
     assert (seen.steps, seen.end) == (expected.steps, expected.end)
+    first, last = (expected.steps[step]["counters"] for step in (example.kills[0], max(seen.steps)))
+    assert first["episodes"] < last["episodes"], "the window crosses an episode's end"
+    assert first.get("updates", 0) == 0, "and the start of learning"
+    if "capacity" in example.sizes:
+        lanes = example.sizes.get("num-envs", 1)
+        assert example.kills[0] < example.sizes["capacity"] // lanes < example.steps
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
+import logging
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +31,20 @@ GUIDE = (REPOSITORY / "examples" / "plain_loops.md").read_text("utf-8")
 COMMANDS = re.findall(r"^    python (examples/.*)$", GUIDE, re.MULTILINE)
 
 
-def spawn(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start `python` in a folder from which the examples are seen as in the repository."""
-    examples = folder / "examples"
-    if not examples.exists():
-        examples.symlink_to(REPOSITORY / "examples")
-    surroundings = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env=surroundings, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def run_script(send: Callable[[Any], None], folder: str, words: list[str]) -> None:
+    """Run a script as `python` does, in a folder; send what it logs."""
+    os.chdir(folder)
+    log = logging.StreamHandler(io.StringIO())
+    logging.getLogger("pyengine").addHandler(log)
+    sys.argv = words
+    runpy.run_path(str(REPOSITORY / words[0]), run_name="__main__")
+    send(("log", log.stream.getvalue()))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
-def test_a_command_runs_as_shown(tmp_path: Path, command: str) -> None:
+def test_a_command_runs_as_shown(start: Any, tmp_path: Path, command: str) -> None:
     words = command.split()
-    script = spawn(tmp_path, *words)
-    output, _ = script.communicate(timeout=60)
-    assert script.returncode == 0, output
+    start(run_script, str(tmp_path), words).receive("log")
     (newest,) = pyengine.open_run(tmp_path / words[words.index("--run") + 1]).snapshots
     assert newest.global_step + 1 >= int(words[words.index("--total-steps") + 1])
 
@@ -55,21 +55,26 @@ def test_there_is_a_command_for_each_script() -> None:
     ]
 
 
-def test_sigterm_ends_a_script_in_a_snapshot_from_which_it_goes_on(tmp_path: Path) -> None:
-    words = ["examples/td3.py", "--run", "run", "--total-steps"]
-    script = spawn(tmp_path, *words, "100000")
+def test_sigterm_ends_a_script_in_a_snapshot_from_which_it_goes_on(
+    start: Any, tmp_path: Path
+) -> None:
+    words = ["examples/td3.py", "--run", str(tmp_path / "run"), "--total-steps"]
+    script = subprocess.Popen(
+        [sys.executable, *words, "100000"], cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
     assert script.stdout is not None
     try:
         assert "episode 1" in script.stdout.readline()
         script.send_signal(signal.SIGTERM)
-        output, _ = script.communicate(timeout=60)
+        script.communicate(timeout=60)
     finally:
         script.kill()
-    assert script.returncode == 128 + signal.SIGTERM, output
+    assert script.returncode == 128 + signal.SIGTERM
     step = pyengine.open_run(tmp_path / "run").snapshots[-1].global_step
     assert step >= 199
-    output, _ = spawn(tmp_path, *words, str(step + 2)).communicate(timeout=60)
-    assert f"go on with step {step + 1}" in output
+    again = start(run_script, str(tmp_path), [*words, str(step + 2)])
+    assert f"go on with step {step + 1}" in again.receive("log")[1]
 
 
 def test_the_lines_for_a_loop_run_as_shown(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +12,11 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from loop_runs import LOOPS, Seen, Start, run_child
-from processes import TOKEN, Child, await_writers_end
+from processes import TOKEN, Child
 
 from pyengine import open_run
 from pyengine.capture.kinds.rng import PROCESS_RNG
+from pyengine.catalog.branch import branch_run
 
 TRACKED = {
     "sac": (
@@ -42,10 +40,10 @@ MARKS = {"dqn": [pytest.mark.atari]}
 
 @dataclass(frozen=True)
 class Base:
-    """Runs that were killed, each after a snapshot of one step, and what one in one go saw."""
+    """A run in one go with snapshots on the way, and what it ended with."""
 
-    folders: dict[int, Path]
-    alone: Seen
+    run_dir: Path
+    end: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +56,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
             pytest.importorskip("ale_py")
             pytest.importorskip("cv2")
         if name not in found:
-            folder, token = tmp_path_factory.mktemp(name), uuid.uuid4().hex
-            folders, example = {}, LOOPS[name]
-            for cut in sorted({example.cut, *example.cuts.values()}):
-                folders[cut] = folder / str(cut)
-                folders[cut].mkdir()
-                one = Start(folders[cut], cuts=(cut,), kill_at=cut + example.tick)
-                child = Child(run_child, name, one, **{TOKEN: token})
-                child.messages()
-                assert child.join() == -signal.SIGKILL
-            (folder / "alone").mkdir()
-            child = Child(run_child, name, Start(folder / "alone"), **{TOKEN: token})
-            found[name] = Base(folders, Seen().add(child.messages()))
-            await_writers_end(token)
+            folder, example = tmp_path_factory.mktemp(name), LOOPS[name]
+            one = Start(folder, cuts=(example.cut, *example.cuts.values()))
+            child = Child(run_child, name, one, **{TOKEN: name})
+            end = Seen().add(child.messages()).end
+            assert child.join() == 0
+            assert end is not None
+            found[name] = Base(folder / "run", end)
         return found[name]
 
     return make
@@ -89,10 +81,10 @@ def test_without_it_the_run_goes_another_way(
 ) -> None:
     there, example = base(name), LOOPS[name]
     cut = example.cuts.get(component, example.cut)
-    folder = shutil.copytree(there.folders[cut], tmp_path / "killed")
-    seen = Seen().add(start(run_child, name, Start(folder, left_out=(component,))).messages())
+    branch_run(f"{there.run_dir}@{cut}", str(tmp_path / "run"))
+    seen = Seen().add(start(run_child, name, Start(tmp_path, left_out=(component,))).messages())
     assert seen.resumed_at == cut
-    expected = there.alone.end
+    expected = there.end
     if component in example.unused:
         assert seen.end == expected
         return
@@ -103,8 +95,18 @@ def test_without_it_the_run_goes_another_way(
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=MARKS.get(one, [])) for one in TRACKED])
+def test_with_every_component_it_ends_as_in_one_go(
+    base: Any, start: Any, tmp_path: Path, name: str
+) -> None:
+    there, cut = base(name), LOOPS[name].cut
+    branch_run(f"{there.run_dir}@{cut}", str(tmp_path / "run"))
+    seen = Seen().add(start(run_child, name, Start(tmp_path)).messages())
+    assert (seen.resumed_at, seen.end) == (cut, there.end)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=MARKS.get(one, [])) for one in TRACKED])
 def test_every_component_is_left_out_once(base: Any, name: str) -> None:
-    for folder in base(name).folders.values():
-        components = open_run(folder / "run").snapshots[-1].components
+    for snapshot in open_run(base(name).run_dir).snapshots:
+        components = snapshot.components
         assert sorted(one.name for one in components) == sorted(TRACKED[name])
         assert {one.status for one in components} == {"saved"}

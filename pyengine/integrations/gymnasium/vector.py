@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from pyengine.integrations.gymnasium.simulators import ObstacleError
@@ -41,7 +41,9 @@ class AsyncAdapter:
             raise ObstacleError(f"{type(value).__name__} may do more than AsyncVectorEnv")
         if value.closed or value._state != AsyncState.DEFAULT:
             raise ObstacleError("it is closed, or a step is under way")
-        if value.autoreset_mode == AutoresetMode.NEXT_STEP:
+        # Gymnasium 1.0 knows one mode only, and no name for it.
+        mode = getattr(value, "autoreset_mode", None)
+        if mode is None or mode.name == "NEXT_STEP":
             raise ObstacleError(_MODE)
         # What an environment does not know ends its worker; this they all know.
         if not all(value.call("has_wrapper_attr", "class_name")):
