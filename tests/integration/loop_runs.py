@@ -93,6 +93,18 @@ LOOPS = {
         cut=319,
         only_told=frozenset({"counters"}),
     ),
+    "ppo at time limits": Example(
+        file="ppo.py",
+        steps=1280,
+        sizes={"env-id": "MountainCar-v0", "num-envs": 4, "rollout-steps": 40, "width": 16},
+        steps_option="total-steps",
+        run_option="run",
+        acts="gymnasium.vector:SyncVectorEnv",
+        tick=160,
+        every=160,
+        kills=(479, 1119),
+        cut=639,
+    ),
     "dqn": Example(
         file="dqn_atari.py",
         steps=100,

@@ -15,7 +15,7 @@ import pyengine
 
 pytest.importorskip("gymnasium")
 
-NAMES = [pytest.param(name, marks=[pytest.mark.atari] if name == "dqn" else []) for name in LOOPS]
+NAMES = ["sac", "td3", "ppo", pytest.param("dqn", marks=pytest.mark.atari)]
 CHUNKS = 20
 
 
@@ -47,7 +47,7 @@ def test_snapshots_change_nothing(alone: Any, start: Any, tmp_path: Path, name: 
     assert last.sequence - first.sequence >= 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "ppo at time limits"])
 def test_killed_twice_equals_one_go(
     alone: Any, start: Any, token: str, tmp_path: Path, name: str
 ) -> None:

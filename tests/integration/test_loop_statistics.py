@@ -12,6 +12,7 @@ import gymnasium
 import hashes
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from gymnasium.wrappers.vector import NormalizeReward
@@ -87,8 +88,11 @@ def test_statistics_of_all_processes_come_back_bit_for_bit(
     assert second.join() == 0
 
 
-def test_a_wrapper_that_is_not_registered_is_named_and_the_workers_go_on(tmp_path: Path) -> None:
-    envs = workers(registered, normalized)
+@pytest.mark.parametrize("makers", [(registered, normalized), (PendulumEnv, PendulumEnv)])
+def test_a_wrapper_that_is_not_registered_is_named_and_the_workers_go_on(
+    tmp_path: Path, makers: tuple[Callable[[], Any], ...]
+) -> None:
+    envs = workers(*makers)
     try:
         envs.reset(seed=3)
         with pyengine.SnapshotEngine(tmp_path) as engine:

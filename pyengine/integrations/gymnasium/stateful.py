@@ -34,7 +34,7 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     offered: Any = None
-    """A state that was left here for the `_offered` methods, which whoever cannot give it calls."""
+    """A state left here for `set_offered`, by those who can call methods only without arguments."""
 
     def __init__(
         self,
@@ -79,10 +79,13 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return None
 
     def try_check_offered(self) -> str | None:
-        """Return None or why `offered` does not fit; change nothing."""
-        return self.try_check_state(self.offered)
+        """Return None or why `offered` does not fit, and let it go; change nothing else."""
+        return self.try_check_state(self._take_offered())
 
     def set_offered(self) -> None:
         """Continue from `offered`, and let it go."""
+        self.set_state(self._take_offered())
+
+    def _take_offered(self) -> Any:
         state, self.offered = self.offered, None
-        self.set_state(state)
+        return state
