@@ -15,13 +15,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pyengine._native.ring import BlockFault, RingCore
-from pyengine.errors import ClosedError, DamageError, ForkedProcessError, StateMismatchError
+from pyengine._native.ring import BlockFault, NoMemory, RingCore
+from pyengine.errors import (
+    ClosedError,
+    DamageError,
+    ForkedProcessError,
+    SharedMemoryError,
+    StateMismatchError,
+)
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.document import INTEGER_MAX
 from pyengine.format.segment import SegmentHeader
 from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
+from pyengine.replay.reserving import give_memory
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles, holds_segment
 from pyengine.replay.storage import Storage
 
@@ -161,15 +168,19 @@ def install(
             if extent.first_row + extent.row_count > tails[extent.lane]
         ]
         full = [extent for extent in extents if files[extent.file].record is not None]
+        parts = [extent for extent in extents if files[extent.file].record is None]
+        if parts:
+            _ask_slots(storage)
+        for extent in (*parts, *replaced):
+            opened.ask(extent.file)
         unproven = _map_full(storage, opened, header, full)
         if not eager and header.priorities is None and not storage.plan.schema.stacks:
             _ask_draws(core, _read_sampler(header.sampler)[:2])
         while unproven:
             _prove(storage, opened, unproven.popleft())
         images = _OpenImages(storage)
-        for extent in extents:
-            if files[extent.file].record is None:
-                _copy_open(storage, opened, header, extent, images)
+        for extent in parts:
+            _copy_open(storage, opened, header, extent, images)
         for extent in replaced:
             _verify_replaced(storage, opened, extent)
     if eager:
@@ -197,6 +208,17 @@ def _ask_draws(core: RingCore, seed_state: tuple[int, int], *, verified: bool = 
             core.ask_draws(seed_state, _DRAWS_AHEAD, verified)
 
     threading.Thread(target=ask, name="pyengine-ask", daemon=True).start()
+
+
+def _ask_slots(storage: Storage) -> None:
+    """Have slots get memory, in a thread, for the open segments: a slot takes some 10 ms."""
+
+    def give() -> None:
+        # Who needs it says so.
+        with contextlib.suppress(NoMemory, SharedMemoryError, ClosedError, ForkedProcessError):
+            give_memory(storage, storage.closing)
+
+    threading.Thread(target=give, name="pyengine-slots", daemon=True).start()
 
 
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
