@@ -203,7 +203,8 @@ class SegmentFiles:
         """Return a file whose rows are to be copied, its header and block table proven."""
         if name not in self._open:
             file = self.files[name]
-            fd, size = self._asked.pop(name, None) or _open_file(file.path)
+            is_asked = name in self._asked
+            fd, size = self._asked.pop(name) if is_asked else _open_file(file.path)
             self._fds.append(fd)
             self._open[name] = self._check(fd, size, file)
         return self._open[name]
