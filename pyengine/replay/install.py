@@ -169,8 +169,7 @@ def install(
         ]
         full = [extent for extent in extents if files[extent.file].record is not None]
         parts = [extent for extent in extents if files[extent.file].record is None]
-        if parts:
-            _ask_slots(storage)
+        images = _OpenImages(storage, header)
         for extent in (*parts, *replaced):
             opened.ask(extent.file)
         unproven = _map_full(storage, opened, header, full)
@@ -178,14 +177,13 @@ def install(
             _ask_draws(core, _read_sampler(header.sampler)[:2])
         while unproven:
             _prove(storage, opened, unproven.popleft())
-        images = _OpenImages(storage)
         for extent in parts:
             _copy_open(storage, opened, header, extent, images)
         for extent in replaced:
             _verify_replaced(storage, opened, extent)
     if eager:
         _verify_mapped(storage)
-    images.open_heads(header)
+    images.open_heads()
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
     core.lost_updates = _read_sampler(header.sampler)[2]
@@ -210,17 +208,6 @@ def _ask_draws(core: RingCore, seed_state: tuple[int, int], *, verified: bool = 
     threading.Thread(target=ask, name="pyengine-ask", daemon=True).start()
 
 
-def _ask_slots(storage: Storage) -> None:
-    """Have slots get memory, in a thread, for the open segments: a slot takes some 10 ms."""
-
-    def give() -> None:
-        # Who needs it says so.
-        with contextlib.suppress(NoMemory, SharedMemoryError, ClosedError, ForkedProcessError):
-            give_memory(storage, storage.closing)
-
-    threading.Thread(target=give, name="pyengine-slots", daemon=True).start()
-
-
 def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
     tails = [lane.tail for lane in header.lanes]
     if replay_last is None:
@@ -233,25 +220,40 @@ def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
 
 
 class _OpenImages:
-    """The slots of segments that are not full: opened once each, wherever their rows come from."""
+    """The slots of segments that are not full: opened once each, wherever their rows come from.
 
-    def __init__(self, storage: Storage) -> None:
+    They get their memory in a thread while files are mapped and proven: a slot takes some 10 ms.
+    """
+
+    def __init__(self, storage: Storage, header: BufferHeader) -> None:
+        rows = storage.plan.segment_rows
         self._storage = storage
+        self._heads = [
+            (lane, record.total_count // rows)
+            for lane, record in enumerate(header.lanes)
+            if record.total_count % rows
+        ]
         self._places: dict[tuple[int, int], int] = {}
+        self._giving = threading.Thread(target=self._give, name="pyengine-slots", daemon=True)
+        self._giving.start()
+
+    def _give(self) -> None:
+        # Who opens a slot says what is wrong.
+        with contextlib.suppress(NoMemory, SharedMemoryError, ClosedError, ForkedProcessError):
+            give_memory(self._storage, len(self._heads))
 
     def place(self, lane: int, segment: int) -> int:
         """Return the offset in the arena of a segment's image."""
         key = (lane, segment)
         if key not in self._places:
+            self._giving.join()  # the slot that it is busy with would not be found
             self._places[key] = self._storage.open_segment(lane, segment, "restore")
         return self._places[key]
 
-    def open_heads(self, header: BufferHeader) -> None:
+    def open_heads(self) -> None:
         """Open the segments that the next rows go into and that no extent names."""
-        rows = self._storage.plan.segment_rows
-        for lane, record in enumerate(header.lanes):
-            if record.total_count % rows:
-                self.place(lane, record.total_count // rows)
+        for head in self._heads:
+            self.place(*head)
 
 
 def _map_full(
