@@ -68,23 +68,32 @@ def open_line(
     longer the newest claim; NoSpaceError, OSError.
     """
     with commit_lock(run_dir, generation) as held:
-        line = draw_line(held, parent=parent, start_rows=start_rows)
+        line = next_line(held, draw_id(), parent=parent, start_rows=start_rows)
         with recording(held, line):
             pass
     return line
 
 
-def draw_line(
-    held: CommitLock, *, parent: SnapshotInfo | None, start_rows: Mapping[str, Sequence[int]]
+def draw_id() -> int:
+    """Return a random 64-bit id for a new line."""
+    return secrets.randbits(64)
+
+
+def next_line(
+    held: CommitLock,
+    line_id: int,
+    *,
+    parent: SnapshotInfo | None,
+    start_rows: Mapping[str, Sequence[int]],
 ) -> Line:
-    """Return the next line of the generation. Nothing is written."""
+    """Return the next line of the generation, under an id that was drawn. Nothing is written."""
     numbers = [
         line.number
         for line in read_lines(held.run_dir).values()
         if line.generation == held.generation
     ]
     return Line(
-        id=secrets.randbits(64),
+        id=line_id,
         generation=held.generation,
         parent=parent.name if parent else None,
         parent_line=parent.line if parent else None,

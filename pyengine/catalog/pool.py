@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
-    """A segment file under its new name: the record for the ring's segment table, and the path to
-    read it by: the snapshot's own, or the pool's where that has a copy, which later ones share."""
+class Adoption:
+    """A snapshot's full segment file and the name that the pool is to have for it: what the ring's
+    segment table will say of it, and the paths from and to which it is linked."""
 
     record: FileRecordTuple
-    path: str
+    source: str
+    target: str
 
 
 def pool_directory(run_dir: str, ring: str) -> str:
@@ -43,36 +44,53 @@ def pool_directory(run_dir: str, ring: str) -> str:
     return os.path.join(run_dir, names.SEGMENTS, ring)
 
 
-def adopt_files(
-    held: CommitLock,
-    snapshot: SnapshotInfo,
-    header: BufferHeader,
-    *,
-    line: int,
-    next_sequence: Callable[[], int],
-) -> dict[str, Adopted]:
-    """Give the full segment files of a restored ring names in the pool, under the new line.
+def plan_adoption(
+    run_dir: str, snapshot: SnapshotInfo, header: BufferHeader, *, line: int, first_sequence: int
+) -> dict[str, Adoption]:
+    """Return, by their names in the header, the full segment files of a ring to be restored, with
+    their names under the new line. Nothing is looked at or written.
 
-    Returns them by their names in the header. Parts and files of segments that are not full are
-    left out: their rows are loaded. Names are durable once `pool_directory` is. NoSpaceError,
-    OSError, DamageError or TruncatedFileError where a file is not the one that the manifest lists.
+    Parts and files of segments that are not full are left out: their rows are loaded. DamageError
+    where the manifest does not list a file.
     """
-    directory = pool_directory(held.run_dir, header.ring)
-    durable.make_directory(directory)
-    adopted = {}
-    copied_bytes = 0
-    for extent in _full_segments(header):
-        file, how = _adopt(held, snapshot, header, extent, line, next_sequence())
-        adopted[extent.file] = file
-        copied_bytes += file.record[6] if how == "copy" else 0
-    if copied_bytes:
+    directory = pool_directory(run_dir, header.ring)
+    plan = {}
+    for sequence, extent in enumerate(_full_segments(header), first_sequence):
+        path = f"{names.BUFFER}/{header.ring}/{extent.file}"
+        source = os.path.join(snapshot.path, path)
+        listed = snapshot.file(path)
+        if listed is None or listed.covers != "segment":
+            raise DamageError(f"{source}: the manifest does not list it as a segment", path=source)
+        place = (extent.lane, extent.first_row - extent.file_row, header.segment_rows)
+        target = os.path.join(directory, names.PoolName(line, *place, sequence).text)
+        record = (line, *place, sequence, int(listed.xxh3_64, 16), listed.size_bytes)
+        plan[extent.file] = Adoption(record, source, target)
+    return plan
+
+
+def adopt_files(held: CommitLock, ring: str, plan: Mapping[str, Adoption]) -> list[str]:
+    """Give the full segment files of a restored ring their names in the pool.
+
+    Returns which were copied, because links are refused: to be read by their names in the pool,
+    which later snapshots share; the others are the snapshot's own. Names are durable once
+    `pool_directory` is. NoSpaceError, OSError, DamageError or TruncatedFileError where a file has
+    not the size that the manifest lists.
+    """
+    durable.make_directory(pool_directory(held.run_dir, ring))
+    copied = []
+    for file, adoption in plan.items():
+        size_bytes = adoption.record[6]
+        check_size(adoption.source, os.lstat(adoption.source).st_size, size_bytes)
+        if held.link_or_copy(adoption.source, adoption.target) == "copy":
+            copied.append(file)
+    if copied:
         logger.warning(
             "%s: the file system refuses hard links; %d bytes of %s were copied into the pool",
             held.run_dir,
-            copied_bytes,
-            header.ring,
+            sum(plan[file].record[6] for file in copied),
+            ring,
         )
-    return adopted
+    return copied
 
 
 def adopt_later(
@@ -183,30 +201,6 @@ def _full_segments(header: BufferHeader) -> Iterable[Extent]:
         lane, start = starts.pop(extent.file).pop()
         if start >= 0 and start % rows == 0 and start + rows <= header.lanes[lane].total_count:
             yield extent
-
-
-def _adopt(
-    held: CommitLock,
-    snapshot: SnapshotInfo,
-    header: BufferHeader,
-    extent: Extent,
-    line: int,
-    sequence: int,
-) -> tuple[Adopted, str]:
-    path = f"{names.BUFFER}/{header.ring}/{extent.file}"
-    source = os.path.join(snapshot.path, path)
-    record = snapshot.file(path)
-    if record is None or record.covers != "segment":
-        raise DamageError(f"{source}: the manifest does not list it as a segment", path=source)
-    size_bytes = os.lstat(source).st_size
-    check_size(source, size_bytes, record.size_bytes)
-    first_row = extent.first_row - extent.file_row
-    name = names.PoolName(line, extent.lane, first_row, header.segment_rows, sequence)
-    target = os.path.join(pool_directory(held.run_dir, header.ring), name.text)
-    how = held.link_or_copy(source, target)
-    place = (extent.lane, first_row, header.segment_rows)
-    entry = (line, *place, sequence, int(record.xxh3_64, 16), size_bytes)
-    return Adopted(entry, source if how == "link" else target), how
 
 
 def remove_pool_files(held: CommitLock, ring: str, file_names: Iterable[str]) -> None:

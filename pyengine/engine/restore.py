@@ -2,9 +2,8 @@
 
     read    every file except replay segments, verified against the manifest
     decode  into values; compare with the live objects (nothing has changed so far)
-    line    give the replay files their names in the pool, open the new history
-    rings   put the rows into storage of their own: files mapped and their headers checked; names
-            and line become durable meanwhile
+    line    give the replay files their names in the pool, open the new history; durable
+    rings   meanwhile, put the rows into storage of their own: files mapped, their headers checked
     apply   modules, optimizers, schedulers, rings, other state, environments
     check   what is live now: finite parameters, the caller's own check
     late    generators and samplers, after every callable of the user
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine.capture.component import Component, Decoded, Phase
@@ -30,7 +30,7 @@ from pyengine.catalog import markers, pool
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.later_rows import find_later_rows
-from pyengine.catalog.lines import Line, draw_line, open_line, recording
+from pyengine.catalog.lines import Line, draw_id, next_line, open_line, recording
 from pyengine.catalog.snapshot_files import read_files
 from pyengine.engine.comparison import absent, check_kind, compare_names
 from pyengine.engine.critical import run_beside, run_whole
@@ -81,11 +81,15 @@ class _Work:
     evaluations: tuple[EvaluationRecord, ...] = ()
     reports: list[ComponentReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    goes_on: bool = False
+    """Whether environments are put back, so that open episodes are not at an end."""
 
-    def read_ahead(self) -> None:
-        """Have the disk read what the rings will look at."""
+    line_id: int = field(default_factory=draw_id)
+
+    def prepare_rings(self, options: RestoreOptions) -> None:
+        """Put the rows of all rings into storage of their own."""
         for ring in self.rings.values():
-            ring.read_ahead()
+            ring.prepare(options, keep_breaks=self.goes_on)
 
     def components(self, tracked: Tracked) -> list[Component]:
         """Return what is put back, in that order."""
@@ -116,11 +120,13 @@ def restore_snapshot(
     start_rows = _present_rows(tracked)
     start_rows.update((name, ring.start_rows) for name, ring in work.rings.items())
     with ExitStack() as prepared:
-        goes_on = any(component.kind == "environment" for component in work.components(tracked))
-        with run_beside(lambda: _open_line(session, work, start_rows), work.read_ahead) as line:
+        for ring in work.rings.values():
+            ring.plan(session.run_dir, work.line_id)
+            prepared.callback(ring.close)
+        opening = partial(_open_line, session, work, start_rows)
+        with run_beside(opening, partial(work.prepare_rings, options)) as line:
             for ring in work.rings.values():
-                prepared.callback(ring.close)
-                ring.prepare(options, line.id, keep_breaks=goes_on)
+                ring.settle(options, keep_breaks=work.goes_on)
         with markers.applying(session.run_dir, generation, info.name):
             applying(True)
             # Rings that are exchanged get the line with their storage: the writer must not put
@@ -151,11 +157,11 @@ def _open_line(
     record, so that one commit of its journal takes them and the record's temporary.
     """
     with commit_lock(session.run_dir, session.claim.generation) as held:
-        line = draw_line(held, parent=work.info, start_rows=start_rows)
+        line = next_line(held, work.line_id, parent=work.info, start_rows=start_rows)
         try:
             with recording(held, line) as directories:
                 for ring in work.rings.values():
-                    directories += ring.adopt(held, line.id)
+                    directories += ring.adopt(held)
                 yield line
         except BaseException:
             pool.remove_line(held, line.id)
@@ -215,6 +221,7 @@ def _decode(
         record = saved.get(component.name)
         if record is not None:
             check_kind(component.name, component.kind, record)
+            work.goes_on |= component.kind == "environment"
             decoded = component.decode({path: files[path] for path in record.files})
             work.notes += component.check(decoded)
             work.decoded[component.name] = decoded

@@ -1,12 +1,12 @@
 """Bringing one ring back: its header decides, its full segments stay files.
 
-In two steps, so that a restore can stop before anything live has changed: `prepare` puts the rows
-into storage of their own, `exchange` gives that to the ring.
+In steps, so that a restore can stop before anything live has changed: `prepare` puts the rows into
+storage of their own, beside `adopt`, which gives the files names under the new line; `settle` is
+when both have ended; `exchange` gives the storage to the ring.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -63,7 +63,10 @@ class RingRestore:
             for record in info.files
             if record.path.startswith(f"{BUFFER}/{name}/")
         )
+        self._line = 0
+        self._names: dict[str, pool.Adoption] = {}
         self._files: dict[str, SegmentFile] = {}
+        self._are_moved = False
         self._prepared: PreparedRing | None = None
         self._later: LaterRows | None = None
 
@@ -76,12 +79,6 @@ class RingRestore:
     def start_rows(self) -> list[int]:
         """The next row id of every lane."""
         return [lane.total_count for lane in self._header.lanes]
-
-    def read_ahead(self) -> None:
-        """Have the disk read what `prepare` will look at. A hint that never fails."""
-        directory = os.path.join(self._info.path, BUFFER, self._name)
-        files = dict.fromkeys(extent.file for extent in self._header.extents)
-        self._ring.read_ahead(os.path.join(directory, file) for file in files)
 
     def extend(self, later: LaterRows) -> None:
         """Put back the rows too that were added after the snapshot (`replay="latest"`).
@@ -99,36 +96,54 @@ class RingRestore:
                 rows = np.arange(max(old.total_count, new.tail), new.total_count)
                 array[index * window + rows % window] = value
 
-    def adopt(self, held: CommitLock, line: int) -> list[str]:
-        """Give the full segment files names in the pool, under the new line; return the directories
-        that are to be made durable."""
-        # The line is new, so that its file numbers begin anew.
+    def plan(self, run_dir: str, line: int) -> None:
+        """Lay down where the files lie, and what the new line will call them. Reads nothing."""
         later = self._later.files if self._later is not None else {}
-        adopted = pool.adopt_later(held, self._header, later.values(), line)
-        for file, (path, record) in adopted.items():
-            self._files[file] = SegmentFile(path, later[file].checksum, record)
-        numbers = itertools.count(1 + len(later))
-        directory = pool.pool_directory(held.run_dir, self._name)
+        replaced = self._later.replaced if self._later is not None else ()
         own = tuple(extent for extent in self._header.extents if extent.file not in later)
-        found = pool.adopt_files(
-            held,
+        # The line is new, so that its file numbers begin anew; later files come first.
+        self._names = pool.plan_adoption(
+            run_dir,
             self._info,
             replace(self._header, extents=own),
             line=line,
-            next_sequence=lambda: next(numbers),
+            first_sequence=1 + len(later),
         )
-        replaced = () if self._later is None else self._later.replaced
+        self._line = line
         for file in {extent.file for extent in (*own, *replaced)}:
-            self._files[file] = self._segment_file(file, found.get(file))
-        return [directory]
+            self._files[file] = self._segment_file(file)
 
-    def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
-        """Map and check the full segments, copy the open rows; eagerly, verify every block."""
+    def adopt(self, held: CommitLock) -> list[str]:
+        """Give the full segment files their names in the pool; return the directories that are to
+        be made durable."""
+        if self._later is not None:
+            files = self._later.files
+            adopted = pool.adopt_later(held, self._header, files.values(), self._line)
+            for file, (path, record) in adopted.items():
+                self._files[file] = SegmentFile(path, files[file].checksum, record)
+        for file in pool.adopt_files(held, self._name, self._names):
+            self._are_moved = True
+            self._files[file] = replace(self._files[file], path=self._names[file].target)
+        return [pool.pool_directory(held.run_dir, self._name)]
+
+    def prepare(self, options: RestoreOptions, *, keep_breaks: bool) -> None:
+        """Map and check the full segments, copy the open rows; eagerly, verify every block. Beside
+        `adopt`, where the files stay what they are."""
+        if self._later is None:
+            self._prepare(options, keep_breaks=keep_breaks)
+
+    def settle(self, options: RestoreOptions, *, keep_breaks: bool) -> None:
+        """Prepare, after `adopt`, what has only now got the files that it will live in."""
+        if self._later is not None or self._are_moved:
+            self.close()
+            self._prepare(options, keep_breaks=keep_breaks)
+
+    def _prepare(self, options: RestoreOptions, *, keep_breaks: bool) -> None:
         self._prepared = self._ring.prepare(
             self._header,
-            self._files,
+            dict(self._files),
             self._mutable,
-            line=line,
+            line=self._line,
             eager=options.eager,
             replay_last=options.replay_last,
             keep_breaks=keep_breaks,
@@ -167,21 +182,17 @@ class RingRestore:
         if self._prepared is not None:
             self._prepared.close()
 
-    def _segment_file(self, file: str, adopted: pool.Adopted | None) -> SegmentFile:
-        """Return where a file of the header lies, with its record where it was adopted.
-
-        An error is to name the snapshot's own link: moving that directory away is the remedy. Only
-        where the pool has a copy that is the file which later snapshots share.
-        """
+    def _segment_file(self, file: str) -> SegmentFile:
+        """Return where a file of the header lies: the snapshot's own link, which an error is to
+        name, because moving that directory away is the remedy."""
         path = f"{BUFFER}/{self._name}/{file}"
+        shown = os.path.join(self._info.path, path)
         listed = self._info.file(path)
         if listed is None:
-            shown = os.path.join(self._info.path, path)
             raise DamageError(f"{shown}: the manifest does not list this file", path=shown)
-        checksum = int(listed.xxh3_64, 16)
-        if adopted is None:
-            return SegmentFile(os.path.join(self._info.path, path), checksum, None)
-        return SegmentFile(adopted.path, checksum, adopted.record)
+        adoption = self._names.get(file)
+        record = None if adoption is None else adoption.record
+        return SegmentFile(shown, int(listed.xxh3_64, 16), record)
 
 
 class RingSkip:
@@ -190,6 +201,7 @@ class RingSkip:
     def __init__(self, name: str, ring: ReplayBuffer) -> None:
         self._name = name
         self._ring = ring
+        self._line = 0
         self._prepared: PreparedRing | None = None
 
     @property
@@ -197,17 +209,21 @@ class RingSkip:
         """The next row id of every lane."""
         return [0] * self._ring.num_envs
 
-    def read_ahead(self) -> None:
+    def plan(self, run_dir: str, line: int) -> None:
         """Nothing of the snapshot is used."""
+        self._line = line
 
-    def adopt(self, held: CommitLock, line: int) -> list[str]:
+    def adopt(self, held: CommitLock) -> list[str]:
         """Nothing of the snapshot is used."""
         return []
 
-    def prepare(self, options: RestoreOptions, line: int, *, keep_breaks: bool) -> None:
+    def prepare(self, options: RestoreOptions, *, keep_breaks: bool) -> None:
         """Make empty storage where the ring has rows; one without storage stays without."""
         if self._ring.storage is not None:
-            self._prepared = self._ring.prepare_empty(line=line)
+            self._prepared = self._ring.prepare_empty(line=self._line)
+
+    def settle(self, options: RestoreOptions, *, keep_breaks: bool) -> None:
+        """No files were waited for."""
 
     def exchange(self, options: RestoreOptions) -> ComponentReport:
         """Empty the ring."""

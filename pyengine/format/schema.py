@@ -157,7 +157,7 @@ class Schema(Mapping[str, Field]):
     @property
     def mutable_fields(self) -> dict[str, Field]:
         """Mutable fields by name."""
-        return {name: field for name, field in self.items() if field.mutable}
+        return {name: field for name, field in self._fields.items() if field.mutable}
 
     @property
     def row_bytes(self) -> int:

@@ -34,26 +34,26 @@ def open_beneath(directory: str, relative: str) -> int:
             # In this order: after an interrupt in between nothing is closed twice.
             current, former = deeper, current
             door.active.close(former)
-        return _open_regular(current, parts[-1], shown)
+        return _open_regular(current, parts[-1], shown)[0]
     finally:
         door.active.close(current)
 
 
-def open_regular(path: str) -> int:
-    """Open a regular file for reading whose directory is trusted, and return its descriptor.
-
-    Raises as `open_beneath` does.
+def open_regular(path: str) -> tuple[int, int]:
+    """Open a regular file for reading whose directory is trusted; return (descriptor, size in
+    bytes). Raises as `open_beneath` does.
     """
     return _open_regular(None, path, path)
 
 
-def _open_regular(dir_fd: int | None, name: str, shown: str) -> int:
+def _open_regular(dir_fd: int | None, name: str, shown: str) -> tuple[int, int]:
     # O_NONBLOCK: a FIFO in place of the file must not make the reader wait.
     fd = _open_at(dir_fd, name, os.O_RDONLY | os.O_NONBLOCK, shown)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
         door.active.close(fd)
         raise DamageError(f"{shown} is not a regular file", path=shown, offset=0)
-    return fd
+    return fd, status.st_size
 
 
 def _open_at(dir_fd: int | None, name: str, flags: int, shown: str) -> int:

@@ -306,7 +306,7 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
 
 
 def _copy(source: str, target: str, temporary: str) -> str:
-    source_fd = open_regular(source)
+    source_fd, _ = open_regular(source)
     try:
         return copy_open(source_fd, target, temporary=temporary)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyengine.replay.holding import RingHolding
 from pyengine.replay.install import PreparedRing, check_header, install
 from pyengine.replay.owner import SlotOwner
 from pyengine.replay.plan import default_value
-from pyengine.replay.segment_files import SegmentFile, read_ahead
+from pyengine.replay.segment_files import SegmentFile
 from pyengine.replay.storage import Storage
 from pyengine.replay.warmed_pages import follow_warming
 
@@ -228,10 +228,6 @@ class RingBinding(RingHolding):
             storage.close()
             raise
         return PreparedRing(storage, header, rows)
-
-    def read_ahead(self, paths: Iterable[str]) -> None:
-        """Ask for what `prepare` will look at in files at `paths`; a hint that never fails."""
-        read_ahead(paths, self._plan.layout)
 
     def prepare_empty(self, *, line: int) -> PreparedRing:
         """Make storage without rows that `exchange` can give to this ring."""

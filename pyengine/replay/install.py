@@ -15,13 +15,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pyengine._native.ring import BlockFault, RingCore
-from pyengine.errors import ClosedError, DamageError, ForkedProcessError, StateMismatchError
+from pyengine._native.ring import BlockFault, NoMemory, RingCore
+from pyengine.errors import (
+    ClosedError,
+    DamageError,
+    ForkedProcessError,
+    SharedMemoryError,
+    StateMismatchError,
+)
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.document import INTEGER_MAX
 from pyengine.format.segment import SegmentHeader
 from pyengine.replay.damage import build_marks, drop_rows, has_valid_rows, settle_fault
 from pyengine.replay.plan import RingPlan
+from pyengine.replay.reserving import give_memory
 from pyengine.replay.segment_files import OpenFile, SegmentFile, SegmentFiles, holds_segment
 from pyengine.replay.storage import Storage
 
@@ -161,20 +168,22 @@ def install(
             if extent.first_row + extent.row_count > tails[extent.lane]
         ]
         full = [extent for extent in extents if files[extent.file].record is not None]
+        parts = [extent for extent in extents if files[extent.file].record is None]
+        images = _OpenImages(storage, header)
+        for extent in (*parts, *replaced):
+            opened.ask(extent.file)
         unproven = _map_full(storage, opened, header, full)
         if not eager and header.priorities is None and not storage.plan.schema.stacks:
             _ask_draws(core, _read_sampler(header.sampler)[:2])
         while unproven:
             _prove(storage, opened, unproven.popleft())
-        images = _OpenImages(storage)
-        for extent in extents:
-            if files[extent.file].record is None:
-                _copy_open(storage, opened, header, extent, images)
+        for extent in parts:
+            _copy_open(storage, opened, header, extent, images)
         for extent in replaced:
             _verify_replaced(storage, opened, extent)
     if eager:
         _verify_mapped(storage)
-    images.open_heads(header)
+    images.open_heads()
     for name, array in storage.mutable_arrays().items():
         array[...] = mutable[name]
     core.lost_updates = _read_sampler(header.sampler)[2]
@@ -211,25 +220,40 @@ def _tails(header: BufferHeader, replay_last: int | None) -> list[int]:
 
 
 class _OpenImages:
-    """The slots of segments that are not full: opened once each, wherever their rows come from."""
+    """The slots of segments that are not full: opened once each, wherever their rows come from.
 
-    def __init__(self, storage: Storage) -> None:
+    They get their memory in a thread while files are mapped and proven: a slot takes some 10 ms.
+    """
+
+    def __init__(self, storage: Storage, header: BufferHeader) -> None:
+        rows = storage.plan.segment_rows
         self._storage = storage
+        self._heads = [
+            (lane, record.total_count // rows)
+            for lane, record in enumerate(header.lanes)
+            if record.total_count % rows
+        ]
         self._places: dict[tuple[int, int], int] = {}
+        self._giving = threading.Thread(target=self._give, name="pyengine-slots", daemon=True)
+        self._giving.start()
+
+    def _give(self) -> None:
+        # Who opens a slot says what is wrong.
+        with contextlib.suppress(NoMemory, SharedMemoryError, ClosedError, ForkedProcessError):
+            give_memory(self._storage, len(self._heads))
 
     def place(self, lane: int, segment: int) -> int:
         """Return the offset in the arena of a segment's image."""
         key = (lane, segment)
         if key not in self._places:
+            self._giving.join()  # the slot that it is busy with would not be found
             self._places[key] = self._storage.open_segment(lane, segment, "restore")
         return self._places[key]
 
-    def open_heads(self, header: BufferHeader) -> None:
+    def open_heads(self) -> None:
         """Open the segments that the next rows go into and that no extent names."""
-        rows = self._storage.plan.segment_rows
-        for lane, record in enumerate(header.lanes):
-            if record.total_count % rows:
-                self.place(lane, record.total_count // rows)
+        for head in self._heads:
+            self.place(*head)
 
 
 def _map_full(

@@ -42,7 +42,7 @@ def keep_slots_ready(storage: weakref.ref[Storage], closing: threading.Event) ->
             is_refused = time.monotonic() < ask_at
             if not is_refused:
                 try:
-                    is_given = give_memory(live, closing)
+                    is_given = give_memory(live, slots_ahead(live.plan.layout.file_bytes))
                 # Others may let go of some; an append that needs it now says so itself.
                 except (NoMemory, SharedMemoryError):
                     is_refused, ask_at = True, time.monotonic() + _RETRY_SECONDS
@@ -57,15 +57,14 @@ def keep_slots_ready(storage: weakref.ref[Storage], closing: threading.Event) ->
         del live
 
 
-def give_memory(storage: Storage, closing: threading.Event) -> bool | None:
-    """Give slots memory until enough are ready: False. None: all have it, or the ring is closed.
+def give_memory(storage: Storage, ahead: int) -> bool | None:
+    """Give slots memory until `ahead` are ready: False. None: all have it, or the ring is closed.
 
     NoMemory, SharedMemoryError where there is none.
     """
     core, plan = storage.core, storage.plan
-    ahead = slots_ahead(plan.layout.file_bytes)
     given: bool | None = True
-    while given and not closing.is_set():
+    while given and not storage.closing.is_set():
         given = core.reserve_ahead(ahead)
         if given is False and core.asks_for_memory:
             slot_bytes = plan.layout.file_bytes

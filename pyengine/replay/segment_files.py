@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from pyengine.format.segment import (
     KIND_SEGMENT,
     FieldRegion,
     SegmentHeader,
-    SegmentLayout,
     block_hashes,
     iter_blocks,
     parse_header,
@@ -169,22 +168,6 @@ def _damage(path: str, offset: int, expected: int, got: int) -> DamageError:
     )
 
 
-def read_ahead(paths: Iterable[str], layout: SegmentLayout) -> None:
-    """Ask for what the checks will read of files, so that the reads overlap. A hint: what is wrong
-    with one of them is for its check to say."""
-    for path in paths:
-        with contextlib.suppress(OSError, DamageError):
-            fd, size = _open_file(path)
-            try:
-                if size == layout.file_bytes:
-                    ask_ahead(fd, 0, layout.header_bytes)
-                    ask_ahead(fd, layout.block_table_offset, size - layout.block_table_offset)
-                else:  # a part, which is copied
-                    ask_ahead(fd, 0, min(size, _AHEAD_MAX_BYTES))
-            finally:
-                door.active.close(fd)
-
-
 class SegmentFiles:
     """All of them; a context manager that lets go of those that nobody keeps."""
 
@@ -192,6 +175,7 @@ class SegmentFiles:
         self.files = files
         self._plan = plan
         self._open: dict[str, OpenFile] = {}
+        self._asked: dict[str, tuple[int, int]] = {}
         self._mapped: dict[str, int] = {}
         self._fds: list[int] = []
         self._headers = FullHeaders(plan.layout)
@@ -200,28 +184,44 @@ class SegmentFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        while self._asked:
+            door.active.close(self._asked.popitem()[1][0])
         while self._mapped:
             door.active.close(self._mapped.popitem()[1])
         while self._fds:
             door.active.close(self._fds.pop())
 
+    def ask(self, name: str) -> None:
+        """Have a file whose rows are to be copied read meanwhile. What is wrong with it is said by
+        `get`."""
+        with contextlib.suppress(OSError, DamageError):
+            if name not in self._open and name not in self._asked:
+                self._asked[name] = fd, size = _open_file(self.files[name].path)
+                ask_ahead(fd, 0, min(size, _AHEAD_MAX_BYTES))
+
     def get(self, name: str) -> OpenFile:
         """Return a file whose rows are to be copied, its header and block table proven."""
         if name not in self._open:
             file = self.files[name]
-            fd, size = _open_file(file.path)
+            is_asked = name in self._asked
+            fd, size = self._asked.pop(name) if is_asked else _open_file(file.path)
             self._fds.append(fd)
             self._open[name] = self._check(fd, size, file)
         return self._open[name]
 
     def map(self, name: str) -> MemoryMapping:
         """Map a file, which is the caller's then. Nothing of it is proven before `prove`, for which
-        it stays open. One of a wrong size is mapped no further than shows that."""
+        it stays open, and for which header and block table are read meanwhile. One of a wrong size
+        is mapped no further than shows that."""
+        layout = self._plan.layout
         fd, size = _open_file(self.files[name].path)
         former, self._mapped[name] = self._mapped.get(name), fd
         if former is not None:
             door.active.close(former)
-        return MemoryMapping.file(fd, min(size, self._plan.layout.file_bytes + PAGE_BYTES))
+        if size == layout.file_bytes:
+            ask_ahead(fd, 0, layout.header_bytes)
+            ask_ahead(fd, layout.block_table_offset, size - layout.block_table_offset)
+        return MemoryMapping.file(fd, min(size, layout.file_bytes + PAGE_BYTES))
 
     def prove(self, name: str) -> SegmentHeader:
         """Return the header of a mapped file; it and the block table are proven."""
@@ -273,8 +273,7 @@ class SegmentFiles:
 
 def _open_file(path: str) -> tuple[int, int]:
     """Open a regular file that is not empty; return (descriptor, size)."""
-    fd = open_regular(path)
-    size_bytes = os.fstat(fd).st_size
+    fd, size_bytes = open_regular(path)
     if size_bytes == 0:
         door.active.close(fd)
         raise TruncatedFileError(f"{path}: empty", path=path, offset=0)

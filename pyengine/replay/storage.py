@@ -104,7 +104,7 @@ class Storage:
 
     def mutable_arrays(self) -> dict[str, NDArray[Any]]:
         """Return live arrays (capacity, *shape) of the mutable fields, flat by position."""
-        arrays = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for (name, field), offset in zip(
             self.plan.schema.mutable_fields.items(), self.plan.mutable_offsets, strict=True
         ):

@@ -43,6 +43,8 @@ class Arena:
         self.is_memfd = is_memfd
         self._pid = os.getpid()
         try:
+            status = os.fstat(fd)
+            self._identity = f"{status.st_dev}:{status.st_ino}"
             self._mapping: Mapping | None = Mapping.shared(fd, size_bytes)
         except BaseException:
             os.close(fd)
@@ -89,8 +91,7 @@ class Arena:
     @property
     def identity(self) -> str:
         """What tells this region from every other living one, the same in all processes."""
-        status = os.fstat(self.fd)
-        return f"{status.st_dev}:{status.st_ino}"
+        return self._identity
 
     @property
     def taken_bytes(self) -> int:

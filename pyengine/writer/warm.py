@@ -165,7 +165,7 @@ class _Verifier:
         Raises DamageError, OSError; blocks before the bad one are marked.
         """
         path = self._ring.path(pool_name(segment.record))
-        fd = open_regular(path)
+        fd, _ = open_regular(path)
         try:
             try:
                 self._verify_once(fd, path, segment)

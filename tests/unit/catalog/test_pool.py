@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import shutil
 
@@ -31,25 +30,27 @@ def committed(run, make):
 
 
 def _adopt(run, info, header):
-    counter = itertools.count(40)
+    plan = pool.plan_adoption(run.run_dir, info, header, line=NEW, first_sequence=40)
     with commit_lock(run.run_dir, 1) as held:
-        return pool.adopt_files(held, info, header, line=NEW, next_sequence=lambda: next(counter))
+        return plan, pool.adopt_files(held, "replay", plan)
 
 
 def test_full_segments_are_linked_under_new_names(committed):
     run, info, header = committed
-    adopted = _adopt(run, info, header)
+    adopted, copied = _adopt(run, info, header)
     assert sorted(adopted) == ["segment-a.seg", "segment-b.seg"]
+    assert copied == []
     line, lane, first_row, row_count, sequence, checksum, file_bytes = adopted[
         "segment-a.seg"
     ].record
     assert (line, lane, first_row, row_count, sequence) == (NEW, 0, 0, 4, 40)
     record = info.file("buffer/replay/segment-a.seg")
-    assert adopted["segment-a.seg"].path == os.path.join(info.path, record.path)
+    assert adopted["segment-a.seg"].source == os.path.join(info.path, record.path)
     assert (f"{checksum:016x}", file_bytes) == (record.xxh3_64, record.size_bytes)
     name = names.PoolName(line, lane, first_row, row_count, sequence).text
+    assert adopted["segment-a.seg"].target == os.path.join(run.run_dir, "segments/replay", name)
     assert os.path.samefile(
-        os.path.join(run.run_dir, "segments/replay", name),
+        adopted["segment-a.seg"].target,
         os.path.join(info.path, "buffer/replay/segment-a.seg"),
     )
 
@@ -58,9 +59,13 @@ def test_refused_links_become_copies_with_one_warning(committed, monkeypatch, ca
     run, info, header = committed
     rules = [Rule(op=op, action="error", errno="EPERM", times=0) for op in ("link", "clone")]
     monkeypatch.setattr(door, "active", FaultDoor(rules))
-    adopted = _adopt(run, info, header)
+    adopted, copied = _adopt(run, info, header)
+    assert copied == list(adopted)
     assert len(adopted) == 2
-    assert all(run.run_dir + "/segments/" in file.path for file in adopted.values())
+    for file in adopted.values():
+        with open(file.source, "rb") as source, open(file.target, "rb") as target:
+            assert source.read() == target.read()
+            assert not os.path.samestat(os.fstat(source.fileno()), os.fstat(target.fileno()))
     assert len([record for record in caplog.records if "copied" in record.message]) == 1
     assert not [n for n in os.listdir(run.run_dir + "/segments/replay") if n.startswith(".tmp")]
 
@@ -100,11 +105,12 @@ def test_first_commit_of_a_line_removes_the_pool_of_others(committed, make):
 
 def _open_with_files(run_dir, generation, info, header):
     """Open a line with a snapshot's files, as a restore does; no error is met on the way."""
-    counter = itertools.count(1)
+    line_id = lines.draw_id()
+    plan = pool.plan_adoption(run_dir, info, header, line=line_id, first_sequence=1)
     with commit_lock(run_dir, generation) as held:
-        line = lines.draw_line(held, parent=info, start_rows={"replay": [10, 3]})
+        line = lines.next_line(held, line_id, parent=info, start_rows={"replay": [10, 3]})
         with lines.recording(held, line) as directories:
-            pool.adopt_files(held, info, header, line=line.id, next_sequence=lambda: next(counter))
+            pool.adopt_files(held, "replay", plan)
             directories.append(pool.pool_directory(run_dir, "replay"))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pyengine.replay import reserving
+
 
 @pytest.fixture
 def frequent_switches() -> Iterator[None]:
@@ -15,3 +17,9 @@ def frequent_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the thread that keeps slots free: what happens, a call did."""
+    monkeypatch.setattr(reserving, "_POLL_SECONDS", 600)

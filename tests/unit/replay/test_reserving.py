@@ -26,6 +26,7 @@ class Storage:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.core = self.plan = self.layout = self.spiller = weakref.proxy(self)
+        self.closing = threading.Event()
         self.spilled = []
 
     def reserve_ahead(self, ahead):
@@ -49,7 +50,7 @@ def impatient(monkeypatch):
 
 def test_memory_that_is_short_for_a_while_is_asked_for_again(impatient):
     storage = Storage(True, NoMemory(28), NoMemory(28), True, False, True, None)
-    reserving.keep_slots_ready(weakref.ref(storage), threading.Event())
+    reserving.keep_slots_ready(weakref.ref(storage), storage.closing)
     assert storage.answers == []
     assert storage.spilled == [2, 2]  # where memory was refused, and only there
 
@@ -57,7 +58,7 @@ def test_memory_that_is_short_for_a_while_is_asked_for_again(impatient):
 def test_a_ring_with_a_limit_is_looked_after_to_its_end(impatient):
     storage = Storage(True, False, None, None, ClosedError("closed"))
     storage.memory_limit = 1 << 20
-    reserving.keep_slots_ready(weakref.ref(storage), threading.Event())
+    reserving.keep_slots_ready(weakref.ref(storage), storage.closing)
     assert storage.answers == []
     assert storage.spilled == [2, 2]
 

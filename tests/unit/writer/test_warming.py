@@ -13,7 +13,7 @@ from trainer_side import Ring, TrainerSide, rows_of, trainer_on
 from pyengine._native.control import Words
 from pyengine.catalog.commit_lock import commit_lock
 from pyengine.catalog.info import SnapshotInfo
-from pyengine.catalog.pool import adopt_files
+from pyengine.catalog.pool import adopt_files, plan_adoption
 from pyengine.catalog.scan import read_snapshot
 from pyengine.format.buffer_header import BufferHeader
 from pyengine.shm.states import SlotState
@@ -27,14 +27,11 @@ def restored(trainer: TrainerSide, snapshot: SnapshotInfo) -> Ring:
     ring = trainer.add_ring()
     path = Path(snapshot.path) / "buffer/replay/buffer_header.json"
     header = BufferHeader.from_bytes(path.read_bytes(), path=str(path))
-    with commit_lock(trainer.claim.run_dir, trainer.claim.generation) as held:
-        adopted = adopt_files(
-            held,
-            snapshot,
-            header,
-            line=trainer.line.id,
-            next_sequence=ring.control.next_file_sequence,
-        )
+    run_dir, line = trainer.claim.run_dir, trainer.line.id
+    number = ring.control.next_file_sequence()
+    adopted = plan_adoption(run_dir, snapshot, header, line=line, first_sequence=number)
+    with commit_lock(run_dir, trainer.claim.generation) as held:
+        adopt_files(held, "replay", adopted)
     for record in (file.record for file in adopted.values()):
         ring.core.map_segment(0, record[2] // ring.segment_rows, ring.arena.mapping.address, record)
     ring.core.set_lane(0, 0, len(adopted) * ring.segment_rows, True)
