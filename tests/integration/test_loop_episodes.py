@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from loop_runs import LOOPS, PENDULUM, Start, run_child
+from loop_runs import Start, run_child
+from loop_scripts import LOOPS, PENDULUM
 from processes import await_writers_end
 
 import pyengine
@@ -55,16 +56,17 @@ def is_one_step(obs: Any, next_obs: Any) -> Any:
     return np.abs(turned - next_obs[:, 2] * TURN_SECONDS) < 1e-4
 
 
-@pytest.mark.parametrize("left_out", [(), PLACE], ids=["environments go on", "they are reset"])
+@pytest.mark.parametrize("untracked", [(), PLACE], ids=["environments go on", "they are reset"])
 def test_no_row_joins_two_episodes(
-    start: Any, token: str, tmp_path: Path, left_out: tuple[str, ...]
+    start: Any, token: str, tmp_path: Path, untracked: tuple[str, ...]
 ) -> None:
     cut = LOOPS["sac"].cut
-    killed = start(run_child, "sac", Start(tmp_path, cuts=(cut,), kill_at=cut + 5))
+    first = Start(tmp_path, cuts=(cut,), kill_at=cut + 5, untracked=untracked)
+    killed = start(run_child, "sac", first)
     killed.messages()
     assert killed.join() == -signal.SIGKILL
     await_writers_end(token)
-    start(run_child, "sac", Start(tmp_path, left_out=left_out)).messages()
+    start(run_child, "sac", Start(tmp_path, untracked=untracked)).messages()
 
     with restored_rows(tmp_path) as ring:
         found = list(pieces(ring))
@@ -77,7 +79,7 @@ def test_no_row_joins_two_episodes(
         # With environments: rows 119 to 199, where the time limit was, and from there to the end.
         # Without: as far as the snapshot, and a new episode, which the script's end leaves open.
         first_ends = {rows[-1] for _, rows in found[::2]}
-        assert first_ends == ({cut} if left_out else {LIMIT - 1})
+        assert first_ends == ({cut} if untracked else {LIMIT - 1})
         assert len(found) == 2 * LANES
 
         windows = ring.sample_sequences(64, 8)

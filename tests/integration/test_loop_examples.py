@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_runs import LOOPS, Seen, Start, run_child
+from loop_runs import Seen, Start, run_child
+from loop_scripts import LOOPS
 from processes import TOKEN, Child, await_writers_end
 
 import pyengine

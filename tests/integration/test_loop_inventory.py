@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from loop_runs import LOOPS, Seen, Start, run_child
+from loop_runs import Seen, Start, run_child
+from loop_scripts import LOOPS
 from processes import TOKEN, Child
 
 from pyengine import open_run
