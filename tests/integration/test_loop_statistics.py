@@ -35,7 +35,7 @@ def registered() -> gymnasium.Env[Any, Any]:
 
 def workers(*makers: Callable[[], Any], mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Any:
     """Return environments in workers, with rewards normalised in this process."""
-    return NormalizeReward(AsyncVectorEnv(makers, autoreset_mode=mode))
+    return NormalizeReward(AsyncVectorEnv(makers, autoreset_mode=mode, context="fork"))
 
 
 def play(envs: Any, steps: int) -> list[Any]:
@@ -106,7 +106,7 @@ def test_a_wrapper_that_is_not_registered_is_named_and_the_workers_go_on(
 
 
 def test_workers_that_hide_a_coming_reset_are_an_obstacle() -> None:
-    envs = AsyncVectorEnv([registered])  # NEXT_STEP
+    envs = AsyncVectorEnv([registered], context="fork")  # NEXT_STEP
     try:
         envs.reset(seed=3)
         (obstacle,) = EnvState(envs).obstacles
