@@ -50,6 +50,8 @@ cdef class Words:
             PyBuffer_Release(&self._view)
 
     cdef pe_atomic *_at(self, Py_ssize_t index) except NULL:
+        if not self._held:
+            raise ClosedError("the control block was released")
         if index < 0 or index >= self.count:
             raise IndexError(f"word {index} of {self.count}")
         return self._words + index

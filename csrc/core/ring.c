@@ -16,6 +16,7 @@ enum pe_status pe_ring_open(struct pe_ring *ring) {
   ring->free_slots = calloc(control->slot_count, sizeof *ring->free_slots);
   ring->is_reserved = calloc(control->slot_count, sizeof *ring->is_reserved);
   ring->dropped = calloc(control->lanes, sizeof *ring->dropped);
+  ring->dropped_lanes = control->lanes;
   uint64_t *windows = calloc((size_t)control->lanes * 2 * PE_MAX_HOLDS, sizeof *windows);
   if (ring->images == NULL || ring->is_file == NULL || ring->free_slots == NULL ||
       ring->is_reserved == NULL || ring->dropped == NULL || windows == NULL ||
@@ -55,7 +56,8 @@ enum pe_status pe_ring_close(struct pe_ring *ring) {
 }
 
 void pe_ring_free(struct pe_ring *ring) {
-  for (uint64_t lane = 0; ring->dropped != NULL && lane < ring->control->lanes; lane++)
+  /* Not by the control block: in a forked child that is not mapped. */
+  for (uint64_t lane = 0; ring->dropped != NULL && lane < ring->dropped_lanes; lane++)
     free(ring->dropped[lane].runs);
   free(ring->dropped);
   ring->dropped = NULL;

@@ -125,6 +125,7 @@ struct pe_ring {
   _Atomic uint64_t retired_files; /* mapped images that left the window since last looked at */
 
   struct pe_dropped *dropped;     /* one a lane; changed under the exclusive lock */
+  uint64_t dropped_lanes;
   _Atomic uint64_t dropped_rows; /* over all lanes; 0: nobody looks at `dropped` */
 
   /* What spans rows (spans.h); changed under the exclusive lock. */

@@ -1,8 +1,9 @@
 """State of random number generators, as plain integers and arrays.
 
 Five kinds: NumPy's Generator, BitGenerator and RandomState, Python's random.Random, and
-torch.Generator. A state is proven on a twin before it is set on the live object, so that a broken
-one changes nothing.
+torch.Generator. NumPy's first two bring the seed sequence that their children are spawned from,
+where NumPy (2.0 and later) takes one back. A state is proven on a twin before it is set on the live
+object, so that a broken one changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any, cast
 import numpy as np
 
 from pyengine.capture.lazy_torch import is_of_torch
+
+_SEEDS = "seed_sequence"
+_TAKES_SEEDS = int(np.__version__.split(".")[0]) >= 2
+"""Before, a bit generator's own pickle left its seed sequence out, and nothing puts one in."""
 
 _WORDS = 625
 """624 words of the Mersenne twister and its position."""
@@ -37,9 +42,9 @@ def rng_state(value: Any) -> dict[str, Any]:
     """Return the state of a generator: a dict of strings, integers, arrays and tensors."""
     kind = rng_kind(value)
     if kind == "numpy.Generator":
-        return cast("dict[str, Any]", value.bit_generator.state)
+        return _bits_state(value.bit_generator)
     if kind == "numpy.BitGenerator":
-        return cast("dict[str, Any]", value.state)
+        return _bits_state(value)
     if kind == "numpy.RandomState":
         return cast("dict[str, Any]", value.get_state(legacy=False))
     if kind == "python.Random":
@@ -51,15 +56,38 @@ def set_rng_state(value: Any, state: dict[str, Any]) -> None:
     """Set the state of a live generator, exactly."""
     kind = rng_kind(value)
     if kind == "numpy.Generator":
-        value.bit_generator.state = state
+        _set_bits_state(value.bit_generator, state)
     elif kind == "numpy.BitGenerator":
-        value.state = state
+        _set_bits_state(value, state)
     elif kind == "numpy.RandomState":
         value.set_state(state)
     elif kind == "python.Random":
         value.setstate(python_state_tuple(state))
     else:
         value.set_state(state["bytes"].clone())
+
+
+def _bits_state(bits: np.random.BitGenerator) -> dict[str, Any]:
+    state = dict(bits.state)
+    seeds = bits.seed_seq if _TAKES_SEEDS else None
+    if type(seeds) is np.random.SeedSequence:
+        entropy: Any = seeds.entropy  # it draws some where none was given
+        state[_SEEDS] = {
+            "entropy": int(entropy) if np.ndim(entropy) == 0 else [int(word) for word in entropy],
+            "spawn_key": [int(word) for word in seeds.spawn_key],
+            "pool_size": seeds.pool_size,
+            "n_children_spawned": seeds.n_children_spawned,
+        }
+    return state
+
+
+def _set_bits_state(bits: Any, state: dict[str, Any]) -> None:
+    seeds = state.get(_SEEDS)
+    drawn = {name: value for name, value in state.items() if name != _SEEDS}
+    if seeds is None or not _TAKES_SEEDS:
+        bits.state = drawn
+    else:
+        bits.__setstate__((drawn, np.random.SeedSequence(**seeds)))
 
 
 def check_rng_state(value: Any, state: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 A writer's last line says which rows it could not bring to disk, and which snapshot was the newest
 then. It is appended to a file that is there, and its absence tells too: a writer that was killed,
-or that a full disk kept from writing even this line, has not finished. What was lost concerns
+or that a full disk kept from writing even this line, has not finished; where a line of rows was
+opened and no writer is on record, it was killed before it got that far. What was lost concerns
 nobody any more once a later generation has committed a snapshot: only claims since the one that is
 restored are looked at.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from pyengine.catalog import scan
 from pyengine.catalog.generation import check_not_replaced, generation_path, read_records
+from pyengine.catalog.lines import read_lines
 from pyengine.format import names
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.sealed import record_bytes
@@ -69,6 +71,7 @@ def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
     Generations that were written before ends were recorded say nothing.
     """
     told = []
+    have_rows = {line.generation for line in read_lines(run_dir).values()}
     for generation in sorted(scan.claimed_generations(run_dir)):
         path = generation_path(run_dir, generation)
         if not first <= generation < end:
@@ -79,15 +82,21 @@ def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
                 "and its writer has not brought to disk, if any, are left behind"
             )
         else:
-            told += _told(generation, list(read_records(run_dir, generation)))
+            records = list(read_records(run_dir, generation))
+            told += _told(generation, records, has_rows=generation in have_rows)
     return told
 
 
-def _told(generation: int, records: list[dict[str, Any]]) -> list[str]:
+def _told(generation: int, records: list[dict[str, Any]], *, has_rows: bool) -> list[str]:
     last = None
     for record in records:
         if record.get("role") in ("writer", "end"):
             last = record
+    if last is None and has_rows:
+        return [
+            f"the writer of generation {generation} was ended before it had begun: rows that were "
+            "added then are lost"
+        ]
     if last is None or (last["role"] == "writer" and not last.get("records_end")):
         return []
     if last["role"] == "writer":

@@ -144,7 +144,10 @@ class PendingSnapshot:
         entry = self._entry
         if entry is None or self._state.is_terminal:
             return
-        sequence, state = entry.snapshot
+        try:
+            sequence, state = entry.snapshot
+        except errors.ClosedError:
+            return  # the engine was closed by another thread: what is known stays
         if self._entry is not entry:
             return  # another thread was faster, and the entry may speak of another snapshot by now
         if sequence != self.sequence:

@@ -24,6 +24,10 @@ from pyengine.replay.plan import numpy_dtype
 Array = NDArray[Any]
 
 
+_ARGUMENTS = ("mask", "lane")
+"""Of add and extend: fields of these names come in dicts alone."""
+
+
 def merge(rows: Any, fields: dict[str, Any], what: str = "rows") -> dict[str, Any]:
     """Return one dict of what was given as a dict and by keyword; RowError where they overlap."""
     if rows is None:
@@ -82,8 +86,13 @@ def check_names(schema: Schema, rows: Mapping[str, Any]) -> None:
             )
     for name, field in schema.items():
         if name not in rows and (not field.mutable or field.default is None):
+            way = (
+                f": as a keyword {name!r} is an argument of the call; give the rows as a dict"
+                if name in _ARGUMENTS
+                else ""
+            )
             raise MissingFieldError(
-                f"field {name!r} was not given", field=name, expected=name, got=tuple(rows)
+                f"field {name!r} was not given{way}", field=name, expected=name, got=tuple(rows)
             )
 
 

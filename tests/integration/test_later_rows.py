@@ -331,3 +331,39 @@ def test_rows_that_stay_with_a_trainer_taken_over_are_told(start: Any, run_dir: 
         engine.snapshot(10).wait(60)
     with tracking(run_dir) as (engine, training):
         assert engine.restore(replay="latest").notes == ()
+
+
+def add_and_die(send: Any, run_dir: str) -> None:
+    """Restore, add rows, and die with a writer that has not begun yet."""
+    from pyengine.engine.link import WriterLink
+
+    training = Training()
+    started: list[int] = []
+    original = WriterLink.__init__
+
+    def starts(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        started.append(self.pid)
+        os.kill(self.pid, signal.SIGSTOP)
+
+    WriterLink.__init__ = starts  # type: ignore[method-assign]
+    engine = pyengine.SnapshotEngine(run_dir)
+    training.track(engine)
+    engine.restore(replay="latest")
+    training.insert(10)
+    os.kill(started[0], signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_rows_that_a_writer_never_saw_are_told(start: Any, life: Life, run_dir: Path) -> None:
+    life(10, 9)
+    child = start(add_and_die, str(run_dir))
+    child.join()
+    with tracking(run_dir) as (engine, training):
+        report = engine.restore(replay="latest")
+        assert numbers(training) == window(10)
+        assert any("before it had begun" in note for note in report.notes)
+        training.insert(10)
+        engine.snapshot(10).wait(60)
+    with tracking(run_dir) as (engine, training):
+        assert engine.restore(replay="latest").notes == ()

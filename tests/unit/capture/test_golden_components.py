@@ -99,4 +99,7 @@ def test_this_version_still_writes_files_that_read_the_same(files, name):
     """Not the same bytes: torch decides what an optimizer's groups hold."""
     written = runpy.run_path(str(REPOSITORY / "tools" / "make_golden.py"))["components"]()
     kind = KINDS[name]
-    assert str(by_page(files, name, kind)) == str(by_page(written, name, kind))
+    former, now = by_page(files, name, kind), by_page(written, name, kind)
+    if name == "explorer":
+        now["state"].pop("seed_sequence", None)  # it came later, and readers do without
+    assert str(former) == str(now)

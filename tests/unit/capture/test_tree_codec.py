@@ -326,6 +326,8 @@ def test_generator_is_a_leaf_with_its_state():
     node = encoder.encode([np.random.default_rng(5), torch.Generator()])
     numpy_leaf, torch_leaf = Decoder(Memory(encoder), "file").decode(node)
     assert isinstance(numpy_leaf, RngLeaf)
+    seeds = numpy_leaf.state.pop("seed_sequence", {"entropy": 5})
+    assert seeds["entropy"] == 5
     assert numpy_leaf.state == np.random.default_rng(5).bit_generator.state
     assert not isinstance(torch_leaf.state["bytes"], TensorLeaf)
 

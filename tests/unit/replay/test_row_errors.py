@@ -154,3 +154,11 @@ def test_a_forked_child_is_told_that_the_ring_is_not_its_own(ring, filled):
     assert os.waitpid(child, 0)[1] == 0
     assert said == b"[]"
     ring.add(GOOD)
+
+
+def test_a_field_named_like_an_argument_comes_in_a_dict():
+    with ReplayBuffer({"mask": "bool", "lane": "int64"}, 16) as ring:
+        with pytest.raises(MissingFieldError, match="'mask' is an argument of the call"):
+            ring.add(mask=np.array([True]), lane=3)
+        ring.add({"mask": True, "lane": 3})
+        assert ring[ring.refs()]["lane"].tolist() == [3]
