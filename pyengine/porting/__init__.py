@@ -2,8 +2,8 @@
 
 `import_npz`, `import_sb3` and `import_tianshou` make a run directory whose one snapshot holds a
 ring and nothing else, or with `into=` append to a ring that is there. `export_npz` and
-`export_minari` write the rows of a snapshot's ring, whose run is neither claimed nor changed. All of
-them work a few MiB at a time, verify what they read, and leave nothing where they fail.
+`export_minari` write the rows of a snapshot's ring, whose run is neither claimed nor changed. They
+work a few MiB at a time, verify what they read, and leave nothing where they fail.
 """
 
 from pyengine.porting.arrival import Imported as Imported

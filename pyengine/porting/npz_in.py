@@ -145,6 +145,8 @@ class NpzRows:
                 "pickle runs code of whoever wrote it: save it as numbers",
                 path=self._path,
             )
+        if any(size < 0 for size in shape):
+            raise SourceFormatError(f"{self._path}: array {name!r} of {shape}", path=self._path)
         if not shape or (is_fortran and len(shape) > 1):
             raise UnportableError(
                 f"{self._path}: array {name!r} has shape {shape}"
@@ -188,7 +190,7 @@ class NpzRows:
         episode_end: Sequence[str] | None,
     ) -> Contents:
         priorities = None if about is None else about["priorities"]
-        schema = self._schema(None if rename else about, episode_end)
+        schema = self._schema(about, rename, episode_end)
         lanes = 1 if about is None else int(about["num_lanes"])
         lane_rows = self._count_lanes(lanes)
         return Contents(
@@ -200,9 +202,14 @@ class NpzRows:
             priorities=priorities if PRIORITY_FIELD in schema else None,
         )
 
-    def _schema(self, about: dict[str, Any] | None, episode_end: Sequence[str] | None) -> Schema:
-        if about is not None and episode_end is None:
-            schema = Schema.from_record(about["schema"])
+    def _schema(
+        self,
+        about: dict[str, Any] | None,
+        rename: Mapping[str, str],
+        episode_end: Sequence[str] | None,
+    ) -> Schema:
+        if about is not None:
+            schema = Schema.from_record(_renamed(about["schema"], rename, episode_end))
             here = {name: (one.shape, numpy_dtype(one)) for name, one in schema.items()}
             there = {name: (one.shape, one.dtype) for name, one in self._members.items()}
             if here != there:
@@ -284,6 +291,18 @@ class NpzRows:
             part = {name: values[begin:end] for name, values in rows.items()}
             own_ends = None if ends is None else ends[begin:end]
             yield SourcePiece(int(lanes[begin]), part, own_ends)
+
+
+def _renamed(
+    record: dict[str, Any], rename: Mapping[str, str], episode_end: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return a schema's record with other names of fields, and other ends of episodes."""
+    fields = [{**item, "name": rename.get(item["name"], item["name"])} for item in record["fields"]]
+    for item in fields:
+        if item.get("next_of") is not None:
+            item["next_of"] = rename.get(item["next_of"], item["next_of"])
+    ends = [rename.get(name, name) for name in record["episode_end"]]
+    return {"fields": fields, "episode_end": ends if episode_end is None else list(episode_end)}
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -118,6 +118,8 @@ class Sb3Rows:
 
     def _notes(self) -> Iterator[str]:
         buffer = self._buffer
+        if buffer.actions.dtype.kind == "f":
+            yield "actions are as the library keeps them: of a box, scaled to [-1, 1]"
         if self._overlaps:
             yield (
                 "optimize_memory_usage: behind the last row of an episode next_obs is the first "
