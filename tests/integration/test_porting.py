@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,21 @@ def test_what_cannot_be_done_is_said_on_stderr(
     assert (found, out) == (status, "")
     assert words in err
     assert sorted(os.listdir()) == before
+
+
+def test_the_page_shows_commands_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    shown = re.findall(r"^pyengine ((?:import|export) [^#\n]*)", page, re.MULTILINE)
+    commands = [line.split() for line in shown if ".npz" in line]
+    assert [command[0] for command in commands] == ["import", "export"]
+    monkeypatch.chdir(tmp_path)
+    np.savez("replay.npz", obs=np.zeros(3))
+    porting.import_npz("replay.npz", "runs/hopper")
+    for command in commands:
+        assert main(command) == 0
+        assert "3 rows" in capsys.readouterr().out
 
 
 def test_damage_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
