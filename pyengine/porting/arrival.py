@@ -233,25 +233,24 @@ def _append(ring: ReplayBuffer, piece: SourcePiece, count: int) -> None:
     """Append a piece, with breaks behind rows that end an episode and do not say so themselves."""
     own = dict(piece.rows)
     priorities = own.pop(PRIORITY_FIELD, None)
+    ends = piece.ends if piece.ends is not None else np.zeros(count, bool)
+    said = np.zeros(count, bool)
+    for name in ring.schema.episode_end:
+        said |= own[name].astype(bool)
+    # With priorities a run at a time: between two there may be opening rows of stacks.
+    stops = ends | said if priorities is not None else ends & ~said
     begin = 0
-    for end in (*_unsaid_ends(ring.schema, piece), count):
-        if end > begin:
-            ring.extend({name: rows[begin:end] for name, rows in own.items()}, lane=piece.lane)
-        if end < count or (piece.ends is not None and piece.ends[count - 1]):
+    for end in (*(np.flatnonzero(stops[:-1]) + 1).tolist(), count):
+        ring.extend({name: rows[begin:end] for name, rows in own.items()}, lane=piece.lane)
+        if priorities is not None:
+            _set_priorities(ring, piece.lane, priorities[begin:end])
+        if ends[end - 1] and not said[end - 1]:
             ring.break_episode(piece.lane)
         begin = end
-    if priorities is not None:
-        # `extend` would add the ring's epsilon, which these have already.
-        newest = np.asarray(ring.total_count).reshape(-1)[piece.lane]
-        ids = np.arange(newest - count, newest)
-        ring.update(ids * ring.num_envs + piece.lane, **{PRIORITY_FIELD: priorities})
 
 
-def _unsaid_ends(schema: Schema, piece: SourcePiece) -> NDArray[np.int64]:
-    """Return behind which rows of a piece, not counting the last, a break is to be set."""
-    if piece.ends is None:
-        return np.empty(0, np.int64)
-    unsaid = piece.ends.copy()
-    for name in schema.episode_end:
-        unsaid &= ~piece.rows[name].astype(bool)
-    return np.flatnonzero(unsaid[:-1]) + 1
+def _set_priorities(ring: ReplayBuffer, lane: int, priorities: NDArray[Any]) -> None:
+    """Give the newest rows of a lane their priorities, to which `extend` would add an epsilon."""
+    newest = int(np.asarray(ring.total_count).reshape(-1)[lane])
+    ids = np.arange(newest - len(priorities), newest)
+    ring.update(ids * ring.num_envs + lane, **{PRIORITY_FIELD: priorities})

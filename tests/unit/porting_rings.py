@@ -101,6 +101,10 @@ def lane_rows(ring: Any) -> list[dict[str, Any]]:
     for lane in range(ring.num_envs):
         own = np.sort(refs[refs % ring.num_envs == lane])
         values = dict(_flat(ring[own], ""))
+        if "@priority" in ring.schema:
+            size = ring.capacity // ring.num_envs
+            places = lane * size + own // ring.num_envs % size
+            values["@priority"] = np.asarray(ring.column("@priority")[places])
         starts = np.isin(own // ring.num_envs, ring.breaks(lane))
         starts[:1] = True  # what the oldest row continues is not there
         lanes.append({**values, "@starts": starts})
