@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pyengine.errors import RunBusyError, RunDirectoryError
 from pyengine.format import names
@@ -27,10 +27,13 @@ def check_new_run(target: str) -> None:
 
 
 @contextlib.contextmanager
-def place_beside(target: str) -> Iterator[str]:
+def place_beside(
+    target: str, *, clear: Callable[[str], None] = durable.remove_tree
+) -> Iterator[str]:
     """Give an empty directory beside `target`, locked; an exception removes it.
 
-    One that a killed call left behind is not locked any more, and is used up.
+    One that a killed call left behind is not locked any more, and is used up: `clear` removes each
+    thing in it. RunBusyError: another process is at work there. NoSpaceError, OSError.
     """
     parent = os.path.dirname(target)
     durable.make_directory(parent)
@@ -52,7 +55,7 @@ def place_beside(target: str) -> Iterator[str]:
     with lock:
         for entry in os.listdir(place):
             if entry != names.LOCK:
-                durable.remove_tree(os.path.join(place, entry))
+                clear(os.path.join(place, entry))
         try:
             yield place
         except BaseException:

@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine.catalog import scan
+from pyengine.catalog.generation import generation_path
+from pyengine.catalog.keepers import busy, party_keeper
 from pyengine.catalog.new_run import appear, check_new_run, place_beside
+from pyengine.config import DRAIN_WAIT_SECONDS
 from pyengine.engine.engine import SnapshotEngine
 from pyengine.engine.settings import check_step
 from pyengine.errors import ConfigError, RowError, UnportableError
@@ -22,6 +26,7 @@ from pyengine.events import logger
 from pyengine.format import names
 from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.fs import durable
+from pyengine.fs.locks import OfdLock
 from pyengine.fs.mounts import is_remote
 from pyengine.porting.source import Contents, RowSource, SourcePiece
 from pyengine.replay.plan import least_memory, plan_ring
@@ -111,7 +116,7 @@ class Destination:
                 expected="at least one row",
                 got=0,
             )
-        with place_beside(path) as place:
+        with place_beside(path, clear=_clear) as place:
             run_dir = os.path.join(place, _RUN)
             with _new_ring(contents, self.capacity, bounded=not is_remote(place)) as ring:
                 self._save(source, ring, run_dir)
@@ -132,6 +137,22 @@ class Destination:
             engine.track(**{self.ring: ring}).restore()
             _fill(ring, source, self.progress)
             engine.snapshot(self.step).wait()
+
+
+def _clear(path: str) -> None:
+    """Remove what a killed import left, once the writer of its run has ended. RunBusyError."""
+    is_run = os.path.basename(path) == _RUN and os.path.isdir(path)
+    for generation in scan.claimed_generations(path) if is_run else ():
+        try:
+            claimed = generation_path(path, generation)
+            OfdLock.acquire(claimed, names.WRITER_BYTE, timeout=DRAIN_WAIT_SECONDS).release()
+        except FileNotFoundError:
+            continue  # named by something else alone
+        except TimeoutError as error:
+            what = "was left by a killed import, and is still being drained by the writer,"
+            keeper = party_keeper(path, generation, "writer")
+            raise busy(path, what, keeper, "wait for its end") from error
+    durable.remove_tree(path)
 
 
 def _new_ring(contents: Contents, capacity: int | None, *, bounded: bool) -> ReplayBuffer:

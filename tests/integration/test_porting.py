@@ -17,12 +17,13 @@ import pytest
 
 import pyengine
 from pyengine import porting
+from pyengine.catalog.verify import verify_snapshot
 from pyengine.cli.main import main
 
 ROWS, BYTES = 12_000, 16_000
 
 
-def _child(code: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+def _child(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
@@ -72,24 +73,37 @@ import os, signal, sys
 from pyengine import porting
 
 def progress(done, in_all):
-    if 2 * done > in_all:
+    if done > float(sys.argv[4]) * in_all:
         os.kill(os.getpid(), signal.SIGKILL)
 
 getattr(porting, sys.argv[1])(sys.argv[2], sys.argv[3], progress=progress)
 """
 
 
-def test_killed_calls_leave_nothing_under_the_name(tmp_path: Path) -> None:
-    _save(tmp_path / "rows.npz", 3_000)
-    done = _child(_KILLED, Path("import_npz"), tmp_path / "rows.npz", tmp_path / "run")
+def _killed(call: str, source: Path, target: Path, share: float) -> Any:
+    """Run a call that is killed by SIGKILL after a share of its rows."""
+    return _child(_KILLED, call, source, target, share)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_killed_import_leaves_nothing_under_the_name(tmp_path: Path, share: float) -> None:
+    _save(tmp_path / "rows.npz", 6_000)
+    done = _killed("import_npz", tmp_path / "rows.npz", tmp_path / "run", share)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "run").exists()
-    # At once, while the writer of the killed call may be at work.
-    assert porting.import_npz(tmp_path / "rows.npz", tmp_path / "run").rows == 3_000
-    done = _child(_KILLED, Path("export_npz"), tmp_path / "run", tmp_path / "back.npz")
+    # At once, while the writer of the killed call is at work.
+    assert porting.import_npz(tmp_path / "rows.npz", tmp_path / "run").rows == 6_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.npz", "run"]
+    assert verify_snapshot(str(tmp_path / "run" / "latest")) == []
+
+
+def test_a_killed_export_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+    _save(tmp_path / "rows.npz", 100)
+    porting.import_npz(tmp_path / "rows.npz", tmp_path / "run")
+    done = _killed("export_npz", tmp_path / "run", tmp_path / "back.npz", 0.5)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "back.npz").exists()
-    assert porting.export_npz(tmp_path / "run", tmp_path / "back.npz").rows == 3_000
+    assert porting.export_npz(tmp_path / "run", tmp_path / "back.npz").rows == 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back.npz", "rows.npz", "run"]
 
 

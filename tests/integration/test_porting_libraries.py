@@ -137,6 +137,26 @@ def test_environments_of_stable_baselines3_are_lanes(tmp_path: Path) -> None:
     assert len(other) == 30
 
 
+def test_hindsight_rows_of_stable_baselines3_have_the_goals_that_were_pursued(
+    tmp_path: Path,
+) -> None:
+    her = pytest.importorskip("stable_baselines3.her.her_replay_buffer")
+    action = spaces.Discrete(2)
+    buffer = her.HerReplayBuffer(10, GOALS, action, env=None, device="cpu")
+    rng = np.random.default_rng(0)
+    for step in range(13):
+        seen, later = ({key: rng.random((1, 3), np.float32) for key in GOALS} for _ in range(2))
+        done = np.array([step % 4 == 3])
+        buffer.add(seen, later, np.array([[step % 2]]), np.zeros(1), done, [{}])
+    told = porting.import_sb3(
+        _sb3_file(buffer, tmp_path / "replay.pkl"), tmp_path / "run", allow_pickle=True
+    )
+    assert any("relabelling" in note for note in told.notes)
+    (rows,) = lane_rows(_ring_like(tmp_path / "run"))
+    order = np.arange(3, 13) % 10
+    assert (rows["obs/desired_goal"] == buffer.observations["desired_goal"][order, 0]).all()
+
+
 def test_what_a_model_saved_comes_in(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     model = sb3.DQN("MlpPolicy", "CartPole-v1", buffer_size=100, learning_starts=1000, seed=0)
@@ -260,6 +280,30 @@ def test_prioritised_rows_of_tianshou_come_without_priorities_alone(tmp_path: Pa
     )
     assert told.rows == 10
     assert "priorities are left out" in told.notes
+
+
+def _no_reward(achieved: Any, desired: Any) -> Any:
+    return np.zeros(len(achieved))
+
+
+def test_hindsight_rows_of_tianshou_have_the_goals_that_were_pursued(tmp_path: Path) -> None:
+    data = pytest.importorskip("tianshou.data")
+    buffer = data.HERReplayBuffer(12, compute_reward_fn=_no_reward, horizon=4, future_k=8)
+    for step in range(12):
+        seen, later = (
+            data.Batch({key: np.full(3, value, np.float32) for key in GOALS})
+            for value in (step, step + 1)
+        )
+        flags = {"terminated": False, "truncated": step % 4 == 3}
+        buffer.add(data.Batch(obs=seen, act=0, rew=-1.0, obs_next=later, info={}, **flags))
+    buffer.sample(64)  # writes other goals over the rows
+    assert (buffer.obs["desired_goal"][:, 0] != np.arange(12)).any()
+    buffer.save_hdf5(str(tmp_path / "replay.hdf5"))
+    told = porting.import_tianshou(tmp_path / "replay.hdf5", tmp_path / "run")
+    assert "goals are those that were pursued: relabelling is left out" in told.notes
+    (rows,) = lane_rows(_ring_like(tmp_path / "run"))
+    assert (rows["obs/desired_goal"][:, 0] == np.arange(12)).all()
+    assert (rows["reward"] == -1).all()
 
 
 @pytest.mark.parametrize(
