@@ -337,7 +337,7 @@ def _read_about(path: str, archive: zipfile.ZipFile, entry: str | None) -> dict[
     if archive.getinfo(entry).file_size > _ABOUT_MAX_BYTES:
         raise SourceFormatError(f"{path}: {ABOUT!r} is too large", path=path)
     with archive.open(entry) as stream:
-        text = np.lib.format.read_array(stream, allow_pickle=False)
+        text = np.lib.format.read_array(stream)  # no pickle, unless asked for
     try:
         about = json.loads(str(text))
         version = about["version"]

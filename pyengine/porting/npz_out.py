@@ -98,7 +98,7 @@ class _Writer:
             self._member(archive, END, (), np.dtype(bool), ends(self._rows))
             text = np.array(json.dumps(self._about()))
             with archive.open(_info(ABOUT), "w") as member:
-                np.lib.format.write_array(member, text, allow_pickle=False)
+                np.lib.format.write_array(member, text)
 
     def _member(
         self,

@@ -7,13 +7,13 @@ the few MiB that everything else takes.
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine.capture.pickled import load_file
 from pyengine.errors import ConfigError, PickleRefusedError, SourceFormatError, UnportableError
 from pyengine.format.schema import Field, Schema
 from pyengine.porting.arrival import Destination, Imported, Progress
@@ -71,15 +71,7 @@ def _load(path: str) -> Any:
         ) from error
     if os.path.isdir(path):
         raise SourceFormatError(f"{path} is a directory, not a pickle", path=path)
-    try:
-        with open(path, "rb") as file:
-            buffer = pickle.load(file)
-    except OSError:
-        raise
-    except Exception as error:  # a pickle may raise anything
-        raise SourceFormatError(
-            f"{path} cannot be read as a pickle: {type(error).__name__}: {error}", path=path
-        ) from error
+    buffer = load_file(path)
     known = {HerReplayBuffer, *(getattr(buffers, name, None) for name in _BUFFERS)}
     if type(buffer) not in known:
         raise UnportableError(
