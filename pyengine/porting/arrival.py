@@ -89,13 +89,15 @@ class Destination:
         if self.into is not None:
             _check_fits(source.contents, self.into)
             _fill(self.into, source, self.progress)
-            return self._told(source.contents, None)
+            lost = source.contents.rows - len(self.into)
+            note = f"{lost} of the rows have left the ring for opening rows of its stacks"
+            return self._told(source.contents, None, (note,) if lost > 0 else ())
         assert self.path is not None
         path = os.path.realpath(self.path)
         self._make_run(source, path)
         return self._told(source.contents, path)
 
-    def _told(self, contents: Contents, path: str | None) -> Imported:
+    def _told(self, contents: Contents, path: str | None, notes: tuple[str, ...] = ()) -> Imported:
         return Imported(
             source=contents.path,
             format=contents.format,
@@ -104,7 +106,7 @@ class Destination:
             rows=contents.rows,
             lanes=len(contents.lane_rows),
             fields=tuple(contents.schema),
-            notes=contents.notes,
+            notes=(*contents.notes, *notes),
         )
 
     def _make_run(self, source: RowSource, path: str) -> None:
@@ -136,6 +138,14 @@ class Destination:
         ) as engine:
             engine.track(**{self.ring: ring}).restore()
             _fill(ring, source, self.progress)
+            if len(ring) < contents.rows:
+                raise UnportableError(
+                    f"{contents.path}: of {contents.rows} rows a ring of capacity {ring.capacity} "
+                    f"holds {len(ring)} beside the opening rows of its stacks: give a larger one",
+                    path=contents.path,
+                    expected=contents.rows,
+                    got=len(ring),
+                )
             engine.snapshot(self.step).wait()
 
 

@@ -255,6 +255,13 @@ class NpzRows:
                     raise SourceFormatError(f"{self._path}: impossible lanes", path=self._path)
                 found = np.bincount(part.astype(np.int64), minlength=len(counts))
                 counts = np.pad(counts, (0, len(found) - len(counts))) + found
+        if lanes == 1 and not counts.all():
+            raise UnportableError(
+                f"{self._path}: {LANE!r} goes up to {len(counts) - 1}, and some lanes have no row",
+                path=self._path,
+                expected="lanes numbered from 0, with rows in each",
+                got=f"{np.count_nonzero(counts)} lanes with rows",
+            )
         return tuple(map(int, counts))
 
     def pieces(self) -> Iterator[SourcePiece]:

@@ -110,6 +110,7 @@ def test_objects_are_refused_and_not_read(tmp_path: Path) -> None:
         ({"obs": np.zeros(3), "@lane": np.zeros((3, 1), int)}, UnportableError, "'@lane' is"),
         ({"obs": np.zeros(3), "@end": np.zeros(3)}, UnportableError, "'@end' is float64"),
         ({"obs": np.zeros(3), "@lane": np.array([0, -1, 0])}, SourceFormatError, "lanes"),
+        ({"obs": np.zeros(2), "@lane": np.array([0, 1_000_000])}, UnportableError, "no row"),
         ({"obs": np.zeros(3), "@lane": np.array([0, 1 << 40, 0])}, SourceFormatError, "lanes"),
     ],
 )

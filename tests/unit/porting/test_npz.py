@@ -227,6 +227,20 @@ def test_a_ring_that_does_not_fit_is_refused_and_unchanged(tmp_path: Path) -> No
         porting.import_npz(tmp_path / "rows.npz", into=small)
 
 
+def test_no_row_is_left_out_in_silence(tmp_path: Path) -> None:
+    ring = make_ring(stacked=True, capacity=256)
+    fill(ring, 100)
+    save(ring, tmp_path / "run")
+    porting.export_npz(tmp_path / "run", tmp_path / "rows.npz")
+    with pytest.raises(UnportableError, match="beside the opening rows of its stacks"):
+        porting.import_npz(tmp_path / "rows.npz", tmp_path / "new", capacity=len(ring))
+    assert not (tmp_path / "new").exists()
+    small = make_ring(stacked=True, capacity=len(ring))
+    told = porting.import_npz(tmp_path / "rows.npz", into=small)
+    lost = len(ring) - len(small)
+    assert told.notes == (f"{lost} of the rows have left the ring for opening rows of its stacks",)
+
+
 def test_a_run_that_is_there_is_left_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", obs=np.zeros(3, np.float32))
     (tmp_path / "run").mkdir()
