@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from pyengine.errors import SchemaError, SourceFormatError, UnportableError
 from pyengine.format.dtypes import BY_NAME, dtype_name
 from pyengine.format.schema import PRIORITY_FIELD, Field, Schema
-from pyengine.fs.beneath import open_regular
 from pyengine.porting.arrival import Destination, Imported, Progress
 from pyengine.porting.npz_out import ABOUT, END, LANE, VERSION
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
     SourcePiece,
+    open_source,
     reading,
     rows_at_a_time,
 )
@@ -80,9 +80,7 @@ def open_npz(
 ) -> Iterator[NpzRows]:
     """Give the rows of an npz file. SourceFormatError, UnportableError, SchemaError, OSError."""
     with contextlib.ExitStack() as stack:
-        if os.path.isdir(path):
-            raise SourceFormatError(f"{path} is a directory, not an npz file", path=path)
-        file = stack.enter_context(os.fdopen(open_regular(path), "rb"))
+        file = stack.enter_context(os.fdopen(open_source(path, "an npz file"), "rb"))
         with reading(path, "npz", *_BROKEN):
             archive = stack.enter_context(zipfile.ZipFile(file))
             yield_rows = NpzRows(path, archive, rename, episode_end)

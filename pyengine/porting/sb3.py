@@ -14,10 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.capture.pickled import load_file
-from pyengine.errors import ConfigError, PickleRefusedError, SourceFormatError, UnportableError
+from pyengine.errors import ConfigError, PickleRefusedError, UnportableError
 from pyengine.format.schema import Field, Schema
+from pyengine.fs import door
 from pyengine.porting.arrival import Destination, Imported, Progress
-from pyengine.porting.source import EPISODE_END, Contents, SourcePiece, rows_at_a_time
+from pyengine.porting.source import (
+    EPISODE_END,
+    Contents,
+    SourcePiece,
+    open_source,
+    rows_at_a_time,
+)
 from pyengine.replay.ring import ReplayBuffer
 
 Array = NDArray[Any]
@@ -69,8 +76,7 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"reading {path} needs Stable-Baselines3 ({error}): pip install 'pyengine-rl[sb3]'"
         ) from error
-    if os.path.isdir(path):
-        raise SourceFormatError(f"{path} is a directory, not a pickle", path=path)
+    door.active.close(open_source(path, "a pickle"))
     buffer = load_file(path)
     known = {HerReplayBuffer, *(getattr(buffers, name, None) for name in _BUFFERS)}
     if type(buffer) not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import PyengineError, SourceFormatError
+from pyengine.errors import DamageError, PyengineError, SourceFormatError
 from pyengine.format.schema import Schema
+from pyengine.fs.beneath import open_regular
 
 Array = NDArray[Any]
 
@@ -67,6 +69,18 @@ class RowSource(Protocol):
 def rows_at_a_time(schema: Schema) -> int:
     """Return how many rows make a piece."""
     return max(1, PIECE_BYTES // sum(one.row_bytes for one in schema.values()))
+
+
+def open_source(path: str, what: str) -> int:
+    """Open a file that was named by the user, links followed, and return its descriptor.
+
+    SourceFormatError: it is a directory, or what else is no file. FileNotFoundError, OSError.
+    """
+    try:
+        return open_regular(os.path.realpath(path))[0]
+    except DamageError as error:
+        found = "a directory" if os.path.isdir(path) else "no regular file"
+        raise SourceFormatError(f"{path} is {found}, not {what}", path=path) from error
 
 
 @contextlib.contextmanager

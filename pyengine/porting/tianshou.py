@@ -17,9 +17,15 @@ from numpy.typing import NDArray
 from pyengine.errors import ConfigError, SchemaError, SourceFormatError, UnportableError
 from pyengine.format.schema import Field, Schema
 from pyengine.fs import door
-from pyengine.fs.beneath import open_regular
 from pyengine.porting.arrival import Destination, Imported, Progress
-from pyengine.porting.source import EPISODE_END, Contents, SourcePiece, reading, rows_at_a_time
+from pyengine.porting.source import (
+    EPISODE_END,
+    Contents,
+    SourcePiece,
+    open_source,
+    reading,
+    rows_at_a_time,
+)
 from pyengine.replay.ring import ReplayBuffer
 
 Array = NDArray[Any]
@@ -74,9 +80,7 @@ def open_hdf5(path: str, *, without_priorities: bool) -> Iterator[TianshouRows]:
         raise ConfigError(
             f"reading {path} needs h5py ({error}): pip install 'pyengine-rl[tianshou]'"
         ) from error
-    if os.path.isdir(path):
-        raise SourceFormatError(f"{path} is a directory, not an HDF5 file", path=path)
-    fd = open_regular(path)
+    fd = open_source(path, "an HDF5 file")
     try:
         head = bytearray(len(_SIGNATURE))
         door.active.pread_into(fd, [head], 0)

@@ -163,6 +163,8 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(_Bomb(tmp_path / "struck")))
     _refused(tmp_path / "pickle.npz", SourceFormatError, "cannot be read as npz")
     _refused(_write(tmp_path / "text.npz", {"a.txt": b"a"}), SourceFormatError, "'a.txt'")
+    os.mkfifo(tmp_path / "fifo.npz")
+    _refused(tmp_path / "fifo.npz", SourceFormatError, "no regular file")
     assert not (tmp_path / "struck").exists()
     with pytest.raises(FileNotFoundError):
         porting.import_npz(tmp_path / "none.npz", tmp_path / "new")
