@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 
 _context = multiprocessing.get_context("forkserver")
 # What it does not know each child imports anew.
-_context.set_forkserver_preload(["processes", "program", "sb3_runs"])
+_context.set_forkserver_preload(["processes", "program", "loop_runs", "sb3_runs"])
 
 
 class Child:

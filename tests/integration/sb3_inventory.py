@@ -7,7 +7,6 @@ restore it has the value that the freshly made script had.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from sb3_models import MODELS, cartpole
 from sb3_runs import Start, digest, hashed, train
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 
-from pyengine import SnapshotEngine
-from pyengine.engine import restore
 from pyengine.integrations.sb3.run import ModelRun
 
 MISSING = "missing"
@@ -241,20 +238,6 @@ UNDECIDED = {
     "normalizer": "the environments hold the statistics too; they matter where those are reset",
     "replay_index": "marks and the newest next observation: tests of resets and seams show them",
 }
-
-
-def leave_out_component(name: str, patch: Any) -> None:
-    """Make restores leave a whole component as the script made it."""
-    if name == "replay":
-        put = SnapshotEngine.restore
-        patch.setattr(SnapshotEngine, "restore", functools.partialmethod(put, replay="skip"))
-        return
-    components = restore._Work.components
-
-    def without(work: Any, tracked: Any) -> list[Any]:
-        return [one for one in components(work, tracked) if one.name != name]
-
-    patch.setattr(restore._Work, "components", without)
 
 
 def items_of(name: str) -> list[Item]:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
+from leaving_out import leave_out_component
 from processes import TOKEN, Child, await_writers_end
 from sb3_inventory import (
     ITEMS,
@@ -21,7 +22,6 @@ from sb3_inventory import (
     Item,
     items_of,
     leave_out,
-    leave_out_component,
     run_child,
     run_watched,
     siblings,

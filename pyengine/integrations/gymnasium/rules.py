@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from pyengine.capture.protocol import type_name
@@ -24,6 +25,7 @@ from pyengine.integrations.gymnasium.simulators import (
     MujocoDataAdapter,
     MujocoModelAdapter,
 )
+from pyengine.integrations.gymnasium.vector import AsyncAdapter
 
 
 class Adapter(Protocol):
@@ -132,9 +134,10 @@ def _takes(function: Any, count: int) -> bool:
 
 CHECKER = gymnasium.wrappers.PassiveEnvChecker
 STATISTICS = gymnasium.wrappers.RecordEpisodeStatistics
+VECTOR_STATISTICS = gymnasium.wrappers.vector.RecordEpisodeStatistics
 
 GYMNASIUM = Rules(
-    followed=(gymnasium.Env, spaces.Space, RunningMeanStd),
+    followed=(gymnasium.Env, VectorEnv, spaces.Space, RunningMeanStd),
     skipped_types=frozenset(
         {
             "gymnasium.envs.registration:EnvSpec",
@@ -147,16 +150,27 @@ GYMNASIUM = Rules(
             {"spec", "metadata", "_ezpickle_args", "_ezpickle_kwargs", "_saved_kwargs"}
         ),
         gymnasium.Wrapper: frozenset({"_cached_spec", "_metadata"}),
+        VectorEnv: frozenset({"spec", "metadata", "env_fns"}),
+        VectorWrapper: frozenset({"_metadata"}),
     },
     # The checker compares the first steps with data of the steps before them; it warns at most.
     settled={CHECKER: {"_previous_data": None, "checked_data_reuse": True, "checked_step": True}},
     fixed={kind: frozenset({"P"}) for kind in (CliffWalkingEnv, FrozenLakeEnv, TaxiEnv)},
-    clocks={STATISTICS: frozenset({"episode_start_time"})},
+    clocks={
+        STATISTICS: frozenset({"episode_start_time"}),
+        VECTOR_STATISTICS: frozenset({"episode_start_times"}),
+    },
     beside_methods={
         gymnasium.Env: frozenset(
             {"_np_random", "_np_random_seed", "action_space", "observation_space"}
         ),
         gymnasium.Wrapper: frozenset({"env", "_action_space", "_observation_space"}),
     },
-    adapters=(AleAdapter(), MujocoModelAdapter(), MujocoDataAdapter(), ChainAdapter()),
+    adapters=(
+        AleAdapter(),
+        MujocoModelAdapter(),
+        MujocoDataAdapter(),
+        ChainAdapter(),
+        AsyncAdapter(),
+    ),
 )

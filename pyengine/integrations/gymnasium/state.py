@@ -87,7 +87,11 @@ class StackState:
 
 
 class EnvState(StackState):
-    """State of one gymnasium environment with all its wrappers."""
+    """State of one gymnasium environment, or vector environment, with all its wrappers.
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    In an AsyncVectorEnv each environment must be in a `StatefulEnv`, outermost, and episodes begin
+    in the step in which the last ones end (AutoresetMode.SAME_STEP).
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv) -> None:
         super().__init__(env, GYMNASIUM)

@@ -33,6 +33,9 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     would not reach. Raises ConfigError where one of `get` and `set` is missing.
     """
 
+    offered: Any = None
+    """A state left here for `set_offered`, by those who can call methods only without arguments."""
+
     def __init__(
         self,
         env: gymnasium.Env[Any, Any],
@@ -74,3 +77,15 @@ class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         except StateMismatchError as error:
             return str(error)
         return None
+
+    def try_check_offered(self) -> str | None:
+        """Return None or why `offered` does not fit, and let it go; change nothing else."""
+        return self.try_check_state(self._take_offered())
+
+    def set_offered(self) -> None:
+        """Continue from `offered`, and let it go."""
+        self.set_state(self._take_offered())
+
+    def _take_offered(self) -> Any:
+        state, self.offered = self.offered, None
+        return state
