@@ -30,10 +30,11 @@ _PUBLIC = {
     "load": "pyengine.catalog.load",
 }
 
-__all__ = ["__version__", "errors", *_PUBLIC]
+__all__ = ["__version__", "errors", "porting", *_PUBLIC]
 
 if TYPE_CHECKING:
     from pyengine import errors as errors
+    from pyengine import porting as porting
     from pyengine.capture.environment import EnvironmentState as EnvironmentState
     from pyengine.capture.pickled import Pickled as Pickled
     from pyengine.catalog.info import SnapshotInfo as SnapshotInfo
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("pyengine.errors")
+    if name == "porting":
+        return import_module("pyengine.porting")
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'pyengine' has no attribute {name!r}")

@@ -35,6 +35,10 @@
     │   ├── NoSpaceError            ... because the file system is full
     │   ├── ChangedWhileStagedError a tensor changed before it was copied; nothing torn was saved
     │   └── WriterDiedError         the writer process died and could not be replaced
+    ├── PortingError                rows that were not brought in or out; nothing is left of them
+    │   ├── SourceFormatError       not a file of that format, or a damaged one
+    │   ├── UnportableError         what one side has, the other cannot hold
+    │   └── TargetExistsError       there is something under the name (also FileExistsError)
     └── RestoreError
         ├── ComponentMismatchError  saved and tracked components differ
         ├── StateMismatchError      a component's saved state does not fit the live object
@@ -299,6 +303,34 @@ class ChangedWhileStagedError(SnapshotError):
 
 class WriterDiedError(SnapshotError):
     """The writer process died and a replacement could not be started."""
+
+
+class PortingError(PyengineError):
+    """Rows that were not imported or exported; nothing was left of them. Attribute: `path`."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SourceFormatError(PortingError):
+    """What is to be imported is no file of that format, or a damaged one."""
+
+
+class UnportableError(PortingError):
+    """What one side has cannot be had on the other.
+
+    Attributes: `expected` (what the side that is written to takes), `got` (what the other has).
+    """
+
+    def __init__(self, message: str, *, path: str, expected: Any, got: Any) -> None:
+        super().__init__(message, path=path)
+        self.expected = expected
+        self.got = got
+
+
+class TargetExistsError(PortingError, FileExistsError):
+    """There is something under the name that was to be written; it was left as it is."""
 
 
 class RestoreError(PyengineError):

@@ -2,7 +2,8 @@
 
 A pickle runs code when it is read. So nothing here is called for an object that the caller has not
 named: in a script by `engine.track(name=Pickled(...))`, outside of one by `load(allow_pickle=...)`,
-and never for bytes whose checksum was not compared.
+and never for bytes of a run whose checksum was not compared; nor for another program's file, but by
+`porting.import_sb3(allow_pickle=True)`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyengine.capture.protocol import name_with_article, type_text
-from pyengine.errors import CaptureError, ConfigError, StateMismatchError
+from pyengine.errors import CaptureError, ConfigError, SourceFormatError, StateMismatchError
 
 _PROTOCOL = 5
 """The newest that every supported Python reads, so that a snapshot outlives an upgrade."""
@@ -146,6 +147,20 @@ def load(data: Any, name: str) -> Any:
             expected="a pickle that can be read",
             got=_words(error),
         ) from error
+
+
+def load_file(path: str) -> Any:
+    """Read another program's pickle: **runs what it says**. For a file that the caller allowed.
+
+    SourceFormatError where that raises; OSError where the file cannot be opened.
+    """
+    with open(path, "rb") as file:
+        try:
+            return pickle.load(file)
+        except Exception as error:  # code of the pickle's runs
+            raise SourceFormatError(
+                f"{path} cannot be read as a pickle: {_words(error)}", path=path
+            ) from error
 
 
 def _words(error: Exception) -> str:

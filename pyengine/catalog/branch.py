@@ -10,9 +10,8 @@ gains nothing but links.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os.path import samestat
 from typing import Any
@@ -20,13 +19,13 @@ from typing import Any
 from pyengine.catalog import scan
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import SnapshotInfo
+from pyengine.catalog.new_run import appear, check_new_run, place_beside
 from pyengine.catalog.run_record import write_run_record
-from pyengine.errors import DamageError, RunBusyError, RunDirectoryError
+from pyengine.errors import DamageError, RunDirectoryError
 from pyengine.format import names
 from pyengine.format.manifest import FileRecord, utc_timestamp
-from pyengine.fs import door, durable, process
+from pyengine.fs import door, durable
 from pyengine.fs.beneath import check_size, open_beneath, read_beneath
-from pyengine.fs.locks import OfdLock
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -72,7 +71,7 @@ def branch_run(source: str, new: str, *, progress: Progress | None = None) -> Br
     """
     target = os.path.realpath(new)
     for attempt in range(1, _ATTEMPTS + 1):
-        info, passed_over = _choose(source)
+        info, passed_over = choose_named(source)
         _check_target(target, info)
         with contextlib.ExitStack() as stack:
             try:
@@ -81,14 +80,16 @@ def branch_run(source: str, new: str, *, progress: Progress | None = None) -> Br
                 if attempt == _ATTEMPTS:
                     raise
                 continue  # pruned since we looked
-            place = stack.enter_context(_place_beside(target))
+            place = stack.enter_context(place_beside(target))
             branch = _fill(place, target, info, passed_over, progress)
-            _appear(place, target)
+            appear(place, target)
             return branch
     raise AssertionError("the last attempt returns or raises")
 
 
-def _choose(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
+def choose_named(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
+    """Return the snapshot that `RUN@STEP`, `RUN@latest` or a snapshot's directory names, and the
+    names of older ones of the same step. RunDirectoryError, DamageError, FormatVersionError."""
     path = os.path.realpath(source)
     if scan.has_manifest(path):
         return SnapshotInfo.of(path, scan.read_manifest(path)), ()
@@ -123,50 +124,12 @@ def _not_found(run_dir: str, wanted: str) -> str:
 
 
 def _check_target(target: str, info: SnapshotInfo) -> None:
-    if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
-        raise RunDirectoryError(
-            f"{target} exists and is not empty: name a directory that a new run can have",
-            path=target,
-        )
+    check_new_run(target)
     inside = os.path.dirname(info.path)
     if os.path.basename(inside) == names.SNAPSHOTS:
         inside = os.path.dirname(inside)
     if os.path.commonpath((target, inside)) == inside:
         raise RunDirectoryError(f"{target} lies inside the run {inside}", path=target)
-
-
-@contextlib.contextmanager
-def _place_beside(target: str) -> Iterator[str]:
-    """Give an empty directory beside `target`, locked; an exception removes it.
-
-    One that a killed call left behind is not locked any more, and is used up.
-    """
-    parent = os.path.dirname(target)
-    durable.make_directory(parent)
-    place = os.path.join(parent, names.temporary_name(0, os.path.basename(target)))
-    with contextlib.suppress(FileExistsError):
-        durable.make_new_directory(place)
-    lock_path = os.path.join(place, names.LOCK)
-    with contextlib.suppress(FileExistsError):
-        durable.make_empty_file(lock_path)
-    lock = OfdLock.try_acquire(lock_path)
-    if lock is None:
-        raise RunBusyError(
-            f"{target} is being made by another process",
-            path=target,
-            pid=0,
-            host=process.current().host,
-            since="an unknown time",
-        )
-    with lock:
-        for entry in os.listdir(place):
-            if entry != names.LOCK:
-                durable.remove_tree(os.path.join(place, entry))
-        try:
-            yield place
-        except BaseException:
-            durable.remove_tree(place)
-            raise
 
 
 def _fill(
@@ -255,14 +218,3 @@ def _take_over(info: SnapshotInfo, record: FileRecord, snapshot: str) -> str:
     if os.lstat(target).st_size != status.st_size:
         raise DamageError(f"{source} was exchanged while it was being copied", path=source)
     return how
-
-
-def _appear(place: str, target: str) -> None:
-    durable.fsync_directory(place)
-    try:
-        durable.rename(place, target)  # takes the place of an empty directory
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        raise RunDirectoryError(f"{target} was made by somebody else", path=target) from error
-    durable.fsync_directory(os.path.dirname(target))

@@ -160,14 +160,9 @@ class _Verifier:
         if record.covers == "all":
             self._check_all(fd, record, path)
         else:
-            image = memoryview(read_frame(fd, record.size_bytes, path))
-            segment.check_version(image, path, int(record.xxh3_64, 16))
-            header = segment.parse_header(image, path)
-            _expect_sum(path, record, segment.checksum_of(image, header))
-            segment.verify_checksum(image, header, path)
+            header, hashes = prove_frame(fd, record, path)
             self._segments[record.path] = header
             if self._eager:
-                hashes = segment.block_hashes(image, header)
                 check_blocks(fd, header, hashes, path, self._report, self._used.get(record.path))
 
     def _check_all(self, fd: int, record: FileRecord, path: str) -> None:
@@ -209,6 +204,21 @@ class _Verifier:
                 )
         if header.mutable_file and f"{directory}/{header.mutable_file}" not in listed:
             raise DamageError(f"{path}: {header.mutable_file} is not in the manifest", path=path)
+
+
+def prove_frame(
+    fd: int, record: FileRecord, path: str
+) -> tuple[segment.SegmentHeader, tuple[int, ...]]:
+    """Return header and block table of an open segment file once they are what the manifest says.
+
+    Reads no rows. DamageError, FormatVersionError, OSError.
+    """
+    image = memoryview(read_frame(fd, record.size_bytes, path))
+    segment.check_version(image, path, int(record.xxh3_64, 16))
+    header = segment.parse_header(image, path)
+    _expect_sum(path, record, segment.checksum_of(image, header))
+    segment.verify_checksum(image, header, path)
+    return header, segment.block_hashes(image, header)
 
 
 def find_bad_blocks(fd: int, header: segment.SegmentHeader, path: str) -> list[int]:

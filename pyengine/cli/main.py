@@ -1,4 +1,5 @@
-"""The command line: `pyengine inspect`, `verify`, `branch`, `gc`, `run` and `bench`.
+"""The command line: `pyengine inspect`, `verify`, `branch`, `gc`, `import`, `export`, `run` and
+`bench`.
 
 Exit status: 0 fine, 1 damage was found, 2 wrong usage or nothing could be done; `run` and
 `bench` have more.
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from pyengine import __version__
-from pyengine.cli import bench, branch, gc, inspect, run, verify
+from pyengine.cli import bench, branch, exporting, gc, importing, inspect, run, verify
 from pyengine.errors import DamageError, FormatVersionError, MalformedFileError, PyengineError
 
 EXIT_OK = 0
@@ -32,6 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_command(commands)
     branch.add_command(commands)
     gc.add_command(commands)
+    importing.add_command(commands)
+    exporting.add_command(commands)
     run.add_command(commands)
     bench.add_command(commands)
     return parser

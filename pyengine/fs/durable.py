@@ -61,7 +61,7 @@ def write_file(
     size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
     is_direct = direct and size_bytes >= PAGE_BYTES
     with (
-        _no_space_is_typed(directory, size_bytes),
+        no_space_is_typed(directory, size_bytes),
         _making(directory, name, direct=is_direct) as fd,
     ):
         digest = write_pieces(fd, pieces, hashed=hashed)
@@ -101,7 +101,8 @@ def _open_new(path: str, dir_fd: int | None, *, direct: bool) -> int:
 
 
 @contextlib.contextmanager
-def _no_space_is_typed(directory: str | int, needed_bytes: int) -> Iterator[None]:
+def no_space_is_typed(directory: str | int, needed_bytes: int) -> Iterator[None]:
+    """Raise NoSpaceError for a file system that is full while the block runs."""
     try:
         yield
     except OSError as error:
@@ -129,7 +130,17 @@ def fsync_directory(path: str) -> None:
     """Make the names in a directory durable. Raises NoSpaceError, OSError."""
     fd = door.active.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with _no_space_is_typed(path, PAGE_BYTES):
+        with no_space_is_typed(path, PAGE_BYTES):
+            door.active.fsync(fd)
+    finally:
+        door.active.close(fd)
+
+
+def fsync_file(path: str) -> None:
+    """Make the bytes of a file durable that a library wrote. Raises NoSpaceError, OSError."""
+    fd = door.active.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        with no_space_is_typed(os.path.dirname(path), 0):
             door.active.fsync(fd)
     finally:
         door.active.close(fd)
@@ -137,7 +148,7 @@ def fsync_directory(path: str) -> None:
 
 def rename(source: str, target: str) -> None:
     """Rename a file or directory; not durable before its directory is. NoSpaceError, OSError."""
-    with _no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
+    with no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
         door.active.rename(source, target)
 
 
@@ -147,7 +158,7 @@ def make_new_directory(path: str) -> None:
     Others may read it as the umask says, and never write into it: whoever can replace files of a
     run decides what a restore puts into the process.
     """
-    with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
+    with no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
         door.active.mkdir(path, 0o775)
 
 
@@ -177,7 +188,7 @@ def make_empty_file(path: str) -> None:
 
     Others may never write to it, whatever the umask says.
     """
-    with _no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
+    with no_space_is_typed(os.path.dirname(path), PAGE_BYTES):
         fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         door.active.close(fd)
 
@@ -188,7 +199,7 @@ def append_line(path: str, line: bytes) -> None:
     Behind a torn one, as a full disk or a crash leaves it, it starts on a line of its own. One
     writer at a time. Raises NoSpaceError, OSError; the line may then be torn.
     """
-    with _no_space_is_typed(os.path.dirname(path), len(line)):
+    with no_space_is_typed(os.path.dirname(path), len(line)):
         fd = door.active.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
         try:
             last = bytearray(b"\n")
@@ -224,11 +235,11 @@ def replacing_file(
     size_bytes = memoryview(data).nbytes
     _remove_stale(directory, temporary)
     with contextlib.ExitStack() as made:
-        with _no_space_is_typed(directory, size_bytes):
+        with no_space_is_typed(directory, size_bytes):
             fd = made.enter_context(_making(directory, temporary))
             write_pieces(fd, [data], hashed=False)
         yield directories
-        with _no_space_is_typed(directory, size_bytes):
+        with no_space_is_typed(directory, size_bytes):
             door.active.fsync(fd)
         for path in dict.fromkeys(directories):
             fsync_directory(path)
@@ -243,7 +254,7 @@ def fill_file(directory: str, name: str, data: Buffer, *, temporary: str) -> Non
     An exception leaves it: it says that `name` was never there. Raises NoSpaceError, OSError.
     """
     path = os.path.join(directory, temporary)
-    with _no_space_is_typed(directory, memoryview(data).nbytes):
+    with no_space_is_typed(directory, memoryview(data).nbytes):
         fd = door.active.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
         try:
             write_pieces(fd, [data], hashed=False)
@@ -261,7 +272,7 @@ def place_file(directory: str, name: str, data: Buffer, *, temporary: str) -> No
     reader recognises as such and can do without. Raises NoSpaceError, OSError.
     """
     _remove_stale(directory, temporary)
-    with _no_space_is_typed(directory, memoryview(data).nbytes):
+    with no_space_is_typed(directory, memoryview(data).nbytes):
         with _making(directory, temporary) as fd:
             write_pieces(fd, [data], hashed=False)
         rename(os.path.join(directory, temporary), os.path.join(directory, name))
@@ -278,7 +289,7 @@ def replace_symlink(directory: str, name: str, target: str, *, temporary: str) -
     Raises NoSpaceError, OSError.
     """
     _remove_stale(directory, temporary)
-    with _no_space_is_typed(directory, PAGE_BYTES):
+    with no_space_is_typed(directory, PAGE_BYTES):
         door.active.symlink(target, os.path.join(directory, temporary))
     rename(os.path.join(directory, temporary), os.path.join(directory, name))
     fsync_directory(directory)
@@ -293,7 +304,7 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
     where `source` is to be copied and no regular file; NoSpaceError, OSError.
     """
     try:
-        with _no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
+        with no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
             door.active.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
@@ -317,7 +328,7 @@ def copy_open(source_fd: int, target: str, *, temporary: str) -> str:
     """Put the bytes of an open file, from its offset on, under the name `target`, as `link_or_copy`
     does where links are refused; return "reflink" or "copy"."""
     size_bytes = os.fstat(source_fd).st_size
-    with _no_space_is_typed(os.path.dirname(target), size_bytes):
+    with no_space_is_typed(os.path.dirname(target), size_bytes):
         fd = _open_new(temporary, None, direct=False)
         try:
             try:

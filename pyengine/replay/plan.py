@@ -138,6 +138,11 @@ def plan_ring(
     return plan
 
 
+def least_memory(plan: RingPlan) -> int:
+    """Return the smallest `memory_limit` that a ring of this plan takes, in bytes."""
+    return _least_slots(plan.schema, plan.num_lanes) * plan.layout.file_bytes
+
+
 def _least_slots(schema: Schema, num_lanes: int) -> int:
     """Return the slots of open segments and the spares: without fewer no lane could go on."""
     # Opening rows of a stack may reach into one segment more.
