@@ -13,7 +13,7 @@ STAGED alone (`pyengine.engine.late`); everything else is of the tick as before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from pyengine.config import PAGE_BYTES
 from pyengine.engine.buffers import StagingBuffers, StagingSlot
 from pyengine.engine.critical import run_whole
 from pyengine.engine.late import LateStaging, StepGuards
+from pyengine.engine.runtime import runtime
 from pyengine.engine.tracked import Tracked
 from pyengine.events import logger, warn_once
 from pyengine.format.buffer_header import DroppedRun, LaneRecord
@@ -145,8 +146,9 @@ class Cutter:
         files = [*plan.files, *(self._mutable_plan(ring) for ring in rings if ring.layout)]
         draft = replace(
             draft,
-            components=(*plan.components, *self._other_records(rings)),
+            components=(*self._records(plan.components), *self._other_records(rings)),
             files=tuple(files),
+            runtime=runtime(captured),
             static=tuple(sorted(self._tracked.static)),
         )
         room = len(draft.pack()) + _SLACK_BYTES
@@ -273,12 +275,18 @@ class Cutter:
             targets[name] = np.frombuffer(memory, source.dtype).reshape(source.shape)
         return targets
 
+    def _records(self, records: Iterable[ComponentRecord]) -> list[ComponentRecord]:
+        types = self._tracked.types
+        return [replace(record, type=types.get(record.name)) for record in records]
+
     def _other_records(self, rings: list[_RingPlan]) -> list[ComponentRecord]:
         """Return the records of rings (their files come from the writer) and of exclusions."""
-        records = [ComponentRecord(ring.name, "ring", "saved", None, (), 0) for ring in rings]
-        for name, reason in self._tracked.excluded.items():
-            records.append(ComponentRecord(name, "excluded", "excluded", reason, (), 0))
-        return records
+        tracked = self._tracked
+        records = [ComponentRecord(ring.name, "ring", "saved") for ring in rings]
+        for name, reason in tracked.excluded.items():
+            harmless = name in tracked.harmless
+            records.append(ComponentRecord(name, "excluded", "excluded", reason, harmless=harmless))
+        return self._records(records)
 
     def _memory(self, slot: StagingSlot, arena: Arena) -> StagingMemory:
         """Return the filling side of a slot, made anew with each arena and when CUDA comes in."""

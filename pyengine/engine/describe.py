@@ -13,6 +13,7 @@ from pyengine.capture.files import Json
 from pyengine.errors import ConfigError
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.document import is_unicode
+from pyengine.format.levels import UNDECLARED, Level
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.names import line_text
 
@@ -40,6 +41,8 @@ def draft_of(
     metrics: dict[str, float],
     identity: Identity,
     evaluations: int = 0,
+    level: Level = UNDECLARED,
+    milestone: bool = False,
 ) -> SnapshotDescriptor:
     """Return the descriptor of a snapshot without its components, files and rings."""
     return SnapshotDescriptor(
@@ -53,6 +56,8 @@ def draft_of(
         metrics=metrics,
         evaluations=evaluations,
         notes=identity.notes,
+        level=level,
+        milestone=milestone,
     )
 
 

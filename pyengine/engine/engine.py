@@ -10,36 +10,34 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pyengine import config, errors
-from pyengine.catalog.pool import pool_directory
 from pyengine.engine import settings
 from pyengine.engine.at_exit import close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
 from pyengine.engine.describe import Metrics, check_metrics
 from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.fall_back import restore_newest
-from pyengine.engine.lifetime import Lifetime
 from pyengine.engine.options import EngineOptions
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.recording import Recording
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
+from pyengine.engine.runtime import runtime
 from pyengine.engine.session import Session
 from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopped
 from pyengine.engine.supervised import lifeline_of_process, tell_supervisor
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
+from pyengine.engine.tracking import Tracking
 from pyengine.events import logger
 from pyengine.fs.forking import register_for_child
 from pyengine.fs.mounts import is_remote
 
-if TYPE_CHECKING:
-    from pyengine.format.evaluations import EvaluationRecord
 
-
-class SnapshotEngine(Lifetime):
+class SnapshotEngine(Tracking, Recording):
     """Owns a run directory and takes snapshots of everything that is tracked.
 
     `every_steps` and `every_seconds` say when `tick` takes one (whichever comes first; neither:
@@ -163,51 +161,6 @@ class SnapshotEngine(Lifetime):
             self._stop.uninstall()
             run_whole(session.abandon, even_if_interrupted=True)
             raise
-
-    def track(self, **objects: Any) -> SnapshotEngine:
-        """Save these objects under these names, and restore them in place.
-
-        Modules, optimizers, schedulers, scalers, generators, tensors and arrays, dicts, lists and
-        dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
-        get_state/set_state or state_dict/load_state_dict: its `check_state(state)`, where it has
-        one, may raise to refuse a saved state before a restore changes anything. Returns the
-        engine. Raises ConfigError for a name in use or an object under two names, UntrackableError
-        for an object that cannot be restored in place, CaptureError for a container that holds what
-        cannot be saved, RingInUseError for a ring that another engine tracks; ConfigError for one
-        with a memory limit where the run is on a network or FUSE file system. Nothing was added
-        then.
-        """
-        session = self._live()
-        components, rings = self._tracked.build(objects)
-        is_mappable = bool(rings) and not is_remote(session.run_dir)
-        bound: list[Any] = []
-        try:
-            for name, ring in rings.items():
-                ring.bind(
-                    self._owner,
-                    name,
-                    line=session.control.line,
-                    strict=self._strict,
-                    pool=pool_directory(session.run_dir, name) if is_mappable else None,
-                    on_damage=self._on_damage,
-                )
-                bound.append(ring)
-        except BaseException:
-            for ring in bound:
-                ring.unbind(self._owner)
-            raise
-        self._tracked.add(objects, components, rings)
-        return self
-
-    def exclude(self, name: str, reason: str) -> None:
-        """Leave something out visibly: snapshots and restore reports list it with the reason."""
-        self._live()
-        self._tracked.exclude(name, reason)
-
-    def declare_static(self, *names: str) -> None:
-        """Declare that tracked components need not change, so that nothing warns of it."""
-        self._live()
-        self._tracked.declare_static(names)
 
     def tick(self, step: int, metrics: Metrics | None = None) -> PendingSnapshot | None:
         """Take a snapshot if one is due; call it as the last statement of a step.
@@ -360,7 +313,8 @@ class SnapshotEngine(Lifetime):
             session.buffers.finish_late()
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
-            self._tracked.rehearse()
+            captured = self._tracked.rehearse()
+            options = replace(options, runtime=runtime(captured))
             if self._fresh:
                 report = start_fresh(session, self._tracked)
             else:
@@ -379,36 +333,9 @@ class SnapshotEngine(Lifetime):
     def _applying(self, is_applying: bool) -> None:
         self._is_poisoned = is_applying
 
-    def record_evaluation(self, step: int, **metrics: float) -> EvaluationRecord:
-        """Keep the result of an evaluation of step `step` with the run: engine.record_evaluation(
-        step, mean_return=12.5).
-
-        Every later snapshot holds all records; a restore drops those of steps after its own. Any
-        number of seconds after that step, from one thread at a time; blocks for nothing and writes
-        nothing by itself. Raises ConfigError for what is no number, without metrics or with more
-        than 64, and where 10,000 records or 1 MiB of them are kept already; UnrestoredRunError and
-        PoisonedEngineError as `tick` does.
-        """
-        session = self._live()
-        step = settings.check_step(step)
-        self._check_restored(session)
-        return self._evaluations.add(step, dict(metrics))
-
     def _take_evaluations(self, report: RestoreReport) -> RestoreReport:
         forgotten = self._evaluations.replace(report.evaluations)
         if not forgotten:
             return report
         note = f"{forgotten} evaluation records made since that snapshot were dropped"
         return replace(report, notes=(*report.notes, note))
-
-    @property
-    def evaluations(self) -> tuple[EvaluationRecord, ...]:
-        """The evaluation records of the run so far, in the order in which they were made."""
-        self._live()
-        return self._evaluations.records
-
-    @property
-    def skipped(self) -> int:
-        """How many snapshots were left out because both staging slots were in use."""
-        self._live()
-        return self._taker.skipped

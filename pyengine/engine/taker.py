@@ -194,7 +194,8 @@ class Taker:
                 ring.mutable_arrays()
             self._hand_over_rings()
             count, records = self._evaluations.for_snapshot()
-            draft = draft_of(session, sequence, step, metrics, self._identity, count)
+            level = self._tracked.level()
+            draft = draft_of(session, sequence, step, metrics, self._identity, count, level)
             self._cutter.take(slot, draft, meta_of(draft, records), published)
         finally:
             session.link.wake()

@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.build import build_component
-from pyengine.capture.component import Component, Phase
+from pyengine.capture.component import Captured, Component, Phase
 from pyengine.capture.coverage import check_coverage
 from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
+from pyengine.capture.protocol import type_text
 from pyengine.engine import settings
+from pyengine.engine.levels import check_level, level_of
 from pyengine.errors import ConfigError
+from pyengine.format.levels import Level, LevelName
 from pyengine.format.names import is_component_name
 
 if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
 
 
+_TYPE_LENGTH = 1000
 _WITH_METHODS = ("environment", "state", "pickle")
 
 
@@ -27,10 +31,16 @@ class Tracked:
         self.components: dict[str, Component] = {}
         self.rings: dict[str, ReplayBuffer] = {}
         self.excluded: dict[str, str] = {}
+        self.harmless: set[str] = set()
+        """Exclusions without which training goes on as before."""
         self.static: set[str] = set()
+        self.types: dict[str, str] = {}
+        """What each name is restored into: the type of the live object."""
+        self._declared: Level | None = None
         self._objects: dict[str, Any] = {}
         if track_rng:
             self.components[PROCESS_RNG] = ProcessRngComponent(PROCESS_RNG)
+            self.types[PROCESS_RNG] = "the process's generators"
         else:
             self.excluded[PROCESS_RNG] = "track_rng=False"
 
@@ -67,9 +77,13 @@ class Tracked:
         self.components.update(components)
         self.rings.update(rings)
         self._objects.update(objects)
+        self.types.update(
+            (name, type_text(value)[:_TYPE_LENGTH]) for name, value in objects.items()
+        )
 
-    def rehearse(self) -> None:
-        """Raise now what the first snapshot would raise: CaptureError and its kinds.
+    def rehearse(self) -> list[Captured]:
+        """Raise now what the first snapshot would raise: CaptureError and its kinds; return what
+        was captured.
 
         Leaves out objects with methods of their own, which may not be ready before training.
         """
@@ -77,6 +91,7 @@ class Tracked:
         captured = [component.capture() for component in ready]
         if len(ready) == len(self.components):  # else parameters may be saved by the others
             check_coverage(ready, captured)
+        return captured
 
     def ready(self) -> list[Component]:
         """Return the components without methods of their own: those can be captured at any time."""
@@ -91,10 +106,23 @@ class Tracked:
         ]
         return sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
 
-    def exclude(self, name: str, reason: str) -> None:
+    def exclude(self, name: str, reason: str, *, harmless: bool = False) -> None:
         """Note that something is left out, so that snapshots and restores say so."""
         self._check_name(name)
-        self.excluded[name] = settings.check_text("reason", reason)
+        reason = settings.check_text("reason", reason)
+        if settings.check_flag("harmless", harmless):
+            self.harmless.add(name)
+        self.excluded[name] = reason
+
+    def declare_level(self, level: LevelName, condition: str | None) -> None:
+        """Note how a run goes on from snapshots, and what that holds under."""
+        if condition is not None:
+            condition = settings.check_text("condition", condition)
+        self._declared = Level(check_level(level), condition)
+
+    def level(self) -> Level:
+        """Return the level of what is saved now."""
+        return level_of(self._declared, self.excluded, self.harmless)
 
     def declare_static(self, names: Sequence[str]) -> None:
         """Note components that need not change; ConfigError for a name that is not tracked."""

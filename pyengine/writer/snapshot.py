@@ -243,6 +243,9 @@ class SnapshotJob:
             metrics=descriptor.metrics,
             evaluations=descriptor.evaluations,
             notes=descriptor.notes,
+            level=descriptor.level,
+            runtime=descriptor.runtime,
+            milestone=descriptor.milestone,
         )
 
     def _fail(self, error: Exception) -> None:
