@@ -19,7 +19,9 @@
     ├── ModelStateError             a library's model that has trained before the run began
     ├── CaptureError                state that cannot be captured; raised before the cut
     │   ├── UntrackableError        an object that cannot be restored in place
-    │   └── UncoveredParameterError an optimizer steps parameters of no tracked module
+    │   ├── UncoveredParameterError an optimizer steps parameters of no tracked module
+    │   ├── UncapturedStateError    state lies in an attribute of what is tracked, and is not saved
+    │   └── ReplacedObjectError     a tracked object was exchanged for another one
     ├── RunError
     │   ├── RunBusyError            another live process owns the run directory
     │   ├── RunDirectoryError       not a run directory, or not a safe one
@@ -199,6 +201,34 @@ class UntrackableError(CaptureError, TypeError):
 
 class UncoveredParameterError(CaptureError):
     """An optimizer steps parameters that belong to no tracked module."""
+
+
+class UncapturedStateError(CaptureError):
+    """State that the engine can see from tracked or watched objects, and that no snapshot would
+    hold. Attributes: `path`, `sort` ("optimizer", ...), `others` (further paths)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        component: str,
+        path: str,
+        sort: str,
+        others: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, component=component)
+        self.path = path
+        self.sort = sort
+        self.others = others
+
+
+class ReplacedObjectError(CaptureError, ConfigError):
+    """A tracked object was exchanged for another one, and a snapshot would hold the former.
+    Attribute: `path`, where the other one was found."""
+
+    def __init__(self, message: str, *, component: str, path: str | None = None) -> None:
+        super().__init__(message, component=component)
+        self.path = component if path is None else path
 
 
 class RunError(PyengineError):

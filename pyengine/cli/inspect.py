@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SHOWN_RUNS = 8
 _NOTE_LENGTH = 400
-_COLUMNS = ("component", "kind", "present", "status", "size", "restored into", "files")
+_COLUMNS = ("component", "kind", "status", "present", "size", "restored into", "files")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -142,8 +142,8 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
         table.add_row(
             escape(component.name),
             escape(component.kind),
-            "yes" if component.status == "saved" else "no",
             escape(_status(component)),
+            "yes" if component.status == "saved" else "no",
             format_bytes(component.bytes),
             escape(component.type or "-"),
             f"{len(component.files)}",

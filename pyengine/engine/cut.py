@@ -140,6 +140,7 @@ class Cutter:
         components = list(self._tracked.components.values())
         captured = [component.capture() for component in components]
         check_coverage(components, captured)
+        self._tracked.check_reachable(captured)
         choice = self._choose_late(components)
         plan = self._layout.plan(captured, meta)
         rings, end = self._plan_rings(plan.required_bytes)

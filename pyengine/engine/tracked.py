@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.build import build_component
 from pyengine.capture.component import Captured, Component, Phase
 from pyengine.capture.coverage import check_coverage
 from pyengine.capture.kinds.rng import PROCESS_RNG, ProcessRngComponent
-from pyengine.capture.protocol import type_text
+from pyengine.capture.protocol import name_with_article, type_text
+from pyengine.capture.reachable import Reachable, Root
 from pyengine.engine import settings
 from pyengine.engine.levels import check_level, level_of
 from pyengine.errors import ConfigError
@@ -36,7 +37,11 @@ class Tracked:
         self.static: set[str] = set()
         self.types: dict[str, str] = {}
         """What each name is restored into: the type of the live object."""
+        self.watched: dict[str, Any] = {}
+        """Owners whose attributes are looked at, by name."""
         self._declared: Level | None = None
+        self._roots: list[Root] = []
+        self._reachable = Reachable()
         self._objects: dict[str, Any] = {}
         if track_rng:
             self.components[PROCESS_RNG] = ProcessRngComponent(PROCESS_RNG)
@@ -77,6 +82,7 @@ class Tracked:
         self.components.update(components)
         self.rings.update(rings)
         self._objects.update(objects)
+        self._roots = []
         self.types.update(
             (name, type_text(value)[:_TYPE_LENGTH]) for name, value in objects.items()
         )
@@ -105,6 +111,36 @@ class Tracked:
             if one.phase is Phase.OPTIMIZER
         ]
         return sum(len(getattr(optimizer, "state", ())) for optimizer in optimizers)
+
+    def watch(self, owners: Mapping[str, Any]) -> None:
+        """Note objects whose attributes hold parts of the learner."""
+        for name, value in owners.items():
+            if not isinstance(name, str) or not is_component_name(name):
+                raise ConfigError(f"{name!r} cannot name what is watched")
+            if not hasattr(value, "__dict__") or isinstance(value, type):
+                raise ConfigError(
+                    f"{name!r}: {name_with_article(value)} has no attributes to watch: name the "
+                    "object that holds networks and optimizers"
+                )
+        self.watched.update(owners)
+        self._roots = []
+
+    def check_reachable(self, captured: Sequence[Captured]) -> None:
+        """Raise UncapturedStateError or ReplacedObjectError for state beside what was captured."""
+        roots = self._roots = self._roots or list(self._make_roots())
+        self._reachable.check(roots, self.components, captured, self._objects, self.excluded)
+
+    def _make_roots(self) -> Iterator[Root]:
+        for name, value in self.watched.items():
+            yield Root(name, value, is_owner=True)
+        for name, component in self.components.items():
+            value = self._objects.get(name)
+            if value is None or type(value).__module__.startswith("pyengine."):
+                continue  # adapters look after what they save
+            if component.kind in ("module", "scheduler"):
+                yield Root(name, value)
+            elif component.kind == "state":
+                yield Root(name, value, own=name)
 
     def exclude(self, name: str, reason: str, *, harmless: bool = False) -> None:
         """Note that something is left out, so that snapshots and restores say so."""

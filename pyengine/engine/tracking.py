@@ -65,6 +65,22 @@ class Tracking(Lifetime):
         self._live()
         self._tracked.exclude(name, why, harmless=harmless)
 
+    def watch(self: _EngineT, **owners: Any) -> _EngineT:
+        """Look at these objects' attributes at each snapshot: engine.watch(agent=agent).
+
+        An owner holds parts of the learner and is not tracked itself. Whatever is state among its
+        attributes (modules, optimizers, schedulers, scalers, generators, normalisers, samplers,
+        parameters, replay buffers, objects with methods for their state), also inside lists, dicts
+        and plain objects, must be tracked or excluded by its path ("agent.noise"): else a snapshot
+        raises UncapturedStateError. Where a tracked object's place holds another one by then
+        (a new optimizer, say), it raises ReplacedObjectError. Tracked modules, schedulers and
+        objects with methods of their own are looked at unasked. Returns the engine. ConfigError for
+        what has no attributes.
+        """
+        self._live()
+        self._tracked.watch(owners)
+        return self
+
     def declare_static(self, *names: str) -> None:
         """Declare that tracked components need not change, so that nothing warns of it."""
         self._live()

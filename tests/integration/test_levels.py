@@ -144,10 +144,10 @@ def test_inspect_shows_each_component_and_the_level(
     assert "level partial (at an epoch border)" in lines
     assert "  because teacher: why teacher" in lines
     rows = {line.split()[0]: line for line in lines if line.strip()}
-    assert rows["policy"].split()[1:4] == ["module", "yes", "saved"]
+    assert rows["policy"].split()[1:4] == ["module", "saved", "yes"]
     assert "torch.nn.modules.container.Sequential" in rows["policy"]
     assert "pyengine.replay.ring.ReplayBuffer" in rows["replay"]
-    assert rows["teacher"].split()[1:5] == ["excluded", "no", "excluded:", "why"]
+    assert rows["teacher"].split()[1:6] == ["excluded", "excluded:", "why", "teacher", "no"]
     assert "excluded (harmless): why logs" in rows["logs"]
     assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
     (snapshot,) = json.loads(capsys.readouterr().out)["snapshots"]

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import safe_mean
 import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import process_generators, set_process_generators
-from pyengine.errors import CaptureError, ConfigError
+from pyengine.errors import CaptureError, ReplacedObjectError
 from pyengine.integrations.gymnasium.walk import left_out
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
@@ -191,7 +191,7 @@ class ModelRun:
 
         Exploration has drawn from generators, other callbacks have run their `on_training_start`
         and, those before this one, the `on_rollout_start` that the snapshot already knows. Raises
-        ConfigError where the model's replay buffer was replaced meanwhile.
+        ReplacedObjectError where the model's replay buffer was replaced meanwhile.
         """
         if self._adoption is not None:
             self._adoption.check(self._model)
@@ -209,16 +209,17 @@ class ModelRun:
         return model is self._model
 
     def check_parts(self) -> None:
-        """Raise ConfigError where a part of the model is another object than the one that is saved.
+        """Raise ReplacedObjectError where a part of the model is not the object that is saved.
 
         A snapshot would hold the old one, silently.
         """
         present = components(self._model)
         for name in dict.fromkeys((*self._components, *present)):
             if present.get(name) is not self._components.get(name):
-                raise ConfigError(
+                raise ReplacedObjectError(
                     f"the model's {name} was replaced after training began, and the run saves the "
-                    "former one: change it in place (load_state_dict), or do it before learn()"
+                    "former one: change it in place (load_state_dict), or do it before learn()",
+                    component=name,
                 )
 
     def rollout_ended(self) -> None:

@@ -12,7 +12,7 @@ from tianshou.trainer import OnlineTrainerParams
 import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.protocol import type_text
-from pyengine.errors import CaptureError, ConfigError, PyengineError
+from pyengine.errors import CaptureError, PyengineError, ReplacedObjectError
 from pyengine.events import logger
 from pyengine.integrations.tianshou.buffers import LAYOUT, Adoption, adopt
 from pyengine.integrations.tianshou.buffers.state import Draws, Priorities
@@ -276,7 +276,7 @@ class Training:
         return {name: value for name, value in found.items() if np.isfinite(value)}
 
     def check_parts(self) -> None:
-        """Raise ConfigError where a part is another object than the one that is saved.
+        """Raise ReplacedObjectError where a part is another object than the one that is saved.
 
         A snapshot would hold the old one, silently.
         """
@@ -284,14 +284,17 @@ class Training:
         tracked = self._parts | _named(self._networks)
         for name in dict.fromkeys((*tracked, *present)):
             if present.get(name) is not tracked.get(name):
-                raise ConfigError(
+                raise ReplacedObjectError(
                     f"the algorithm's {name} was replaced after training began, and the run saves "
                     "the former one: change it in place (load_state_dict), or do it before "
-                    "run_training()"
+                    "run_training()",
+                    component=name,
                 )
         for name, collector in self._collectors.items():
             if getattr(self._params, f"{name}_collector") is not collector:
-                raise ConfigError(f"the {name} collector was replaced after training began")
+                raise ReplacedObjectError(
+                    f"the {name} collector was replaced after training began", component=name
+                )
 
     def _tell_unsaved(self) -> None:
         found = {**self._attributes.unsaved, **self._trainer_attributes.unsaved, **self._hooks()}

@@ -210,7 +210,7 @@ class TrainingRun:
         """Take a snapshot if one is due; the last statement of an iteration.
 
         `step` counts frames (default: the collector's). Raises as `SnapshotEngine.tick` does, and
-        ConfigError where a part of the buffer was replaced.
+        ReplacedObjectError where a part of the buffer was replaced.
         """
         self._check()
         step = self._step(step)
