@@ -44,6 +44,7 @@
         ├── ModelMismatchError      a library's model is not the one that the run was made with
         ├── TruncatedLogError       a log file of the run was begun anew
         ├── NothingRestorableError  snapshots are, or were, there and none can be restored
+        ├── WeightsOnlyError        the snapshots hold weights alone, and nobody asked for that
         ├── SanityCheckError        what was restored failed its check; restore another snapshot
         ├── FormatVersionError      written by a newer pyengine
         ├── MalformedFileError      its checksum holds and it makes no sense: it was written so
@@ -404,6 +405,15 @@ class NothingRestorableError(RestoreError):
     def __init__(self, message: str, *, refused: tuple[tuple[str, str], ...]) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class WeightsOnlyError(RestoreError):
+    """The snapshots that a run holds are of weights alone (milestones, say), from which training
+    does not go on as it was. Attribute: `snapshots`, their names, newest first."""
+
+    def __init__(self, message: str, *, snapshots: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.snapshots = snapshots
 
 
 class SanityCheckError(RestoreError):

@@ -14,7 +14,7 @@ from pyengine.errors import (
     PyengineError,
     TruncatedFileError,
 )
-from pyengine.format.levels import Level
+from pyengine.format.levels import WEIGHTS, Level
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 
 
@@ -84,6 +84,11 @@ class SnapshotInfo:
     def order(self) -> tuple[int, int]:
         """What snapshots are ordered by: (generation, sequence). The step orders nothing."""
         return (self.generation, self.sequence)
+
+    @property
+    def is_weights_only(self) -> bool:
+        """Whether it holds weights alone: nothing to go on training from."""
+        return self.level.name == WEIGHTS
 
     def file(self, path: str) -> FileRecord | None:
         """Return the record of one file by its path below the snapshot, or None."""

@@ -43,7 +43,9 @@ class SnapshotEngine(Tracking, Recording):
     `every_steps` and `every_seconds` say when `tick` takes one (whichever comes first; neither:
     only `snapshot` does); `budget` is the largest share of time that snapshots may cost (None: no
     limit), `keep_last` how many stay; with `keep_best` the one with the highest value of that
-    metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
+    metric stays too (with `keep_best_mode="min"` the lowest). A milestone is taken every
+    `milestone_every` steps, of weights alone or with `milestones="full"` of everything, and is
+    never pruned. When both staging slots are in use, `when_busy` leaves the snapshot out
     ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
     next call, or logged, by `on_error` (StaleGenerationError is always raised); one that was given
     up so that training could go on is logged, and an error only for who waits for it. `on_damage`
@@ -83,6 +85,9 @@ class SnapshotEngine(Tracking, Recording):
         every_seconds: float | None = None,
         keep_last: int = 3,
         keep_best: str | None = None,
+        keep_best_mode: Literal["max", "min"] = "max",
+        milestone_every: int | None = None,
+        milestones: Literal["weights", "full"] = "weights",
         budget: float | None = 0.1,
         when_busy: Literal["skip", "wait"] = "skip",
         on_error: Literal["raise", "warn"] = "raise",
@@ -103,6 +108,9 @@ class SnapshotEngine(Tracking, Recording):
             every_seconds=every_seconds,
             keep_last=keep_last,
             keep_best=keep_best,
+            keep_best_mode=keep_best_mode,
+            milestone_every=milestone_every,
+            milestones=milestones,
             budget=budget,
             when_busy=when_busy,
             on_error=on_error,
@@ -136,6 +144,7 @@ class SnapshotEngine(Tracking, Recording):
                 options.path,
                 keep_last=options.keep_last,
                 keep_best=options.keep_best,
+                keep_best_mode=options.keep_best_mode,
                 drain_wait=options.drain_wait,
                 takeover=options.takeover,
             )
@@ -146,6 +155,7 @@ class SnapshotEngine(Tracking, Recording):
                 options.identity,
                 self._evaluations,
                 options.staging,
+                options.milestones,
                 waits=options.waits,
                 raises=options.raises,
             )
@@ -230,9 +240,17 @@ class SnapshotEngine(Tracking, Recording):
             finally:
                 self._stop = former
 
-    def snapshot(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot:
+    def snapshot(
+        self,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        weights_only: bool = False,
+    ) -> PendingSnapshot:
         """Take a snapshot now, as the one of `step`; `metrics` go into its manifest.
 
+        `weights_only=True` saves modules and tensors alone, for evaluation: a restore passes it
+        over unless asked for it, and `keep_last` of them stay beside the others.
         Waits up to 30 s for a staging slot, then raises SnapshotBusyError. Asked for in a signal
         handler, where the learner may be in the middle of a step, it is a wish for the next tick.
         Raises as `tick` does.
@@ -240,11 +258,12 @@ class SnapshotEngine(Tracking, Recording):
         session = self._live()
         step = settings.check_step(step)
         checked = check_metrics(settings.check_mapping("metrics", metrics))
+        weights_only = settings.check_flag("weights_only", weights_only)
         if session.is_this_threads_turn() or is_in_signal_handler():
             return self._taker.wish()
         with self._turn(session):
             self._check_started(session)
-            return self._taker.snapshot(step, checked)
+            return self._taker.snapshot(step, checked, weights_only=weights_only)
 
     def finish_staging(self) -> None:
         """Copy now what the newest snapshot has left for later; nothing without `overlap`.
@@ -264,6 +283,7 @@ class SnapshotEngine(Tracking, Recording):
         allow: Collection[str] = (),
         fall_back: bool = True,
         sanity: Sanity | None = None,
+        weights: bool = False,
     ) -> RestoreReport:
         """Put the newest committed snapshot back into the tracked objects; always a report.
 
@@ -278,6 +298,11 @@ class SnapshotEngine(Tracking, Recording):
         snapshots that are damaged or gone too. Rows that it knows of and cannot give are told in
         the report's notes, by ring, lane and cause. `allow` names
         components that may be missing on either side.
+
+        Snapshots of weights alone are passed over; where there are no others: WeightsOnlyError.
+        `weights=True` takes the newest of either kind and puts modules and tensors back, nothing
+        else: optimizers, rows, generators and counters stay as the script has made them, and
+        `next_step` counts on from there.
 
         A snapshot whose damage is proven (read twice) is moved into the run's `quarantine/`, never
         deleted, those that share the damaged file are passed over, and the next older one is put
@@ -304,10 +329,11 @@ class SnapshotEngine(Tracking, Recording):
         allowed = settings.check_names("allow", allow)
         eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
         fall_back = settings.check_flag("fall_back", fall_back)
+        weights = settings.check_flag("weights", weights)
         if sanity is not None:
             settings.check_callable("sanity", sanity)
         options = RestoreOptions(
-            eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage
+            eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage, weights
         )
         with self._turn(session):
             session.buffers.finish_late()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.engine.report import ComponentReport
 from pyengine.engine.runtime import differences
-from pyengine.format.levels import EXACT, PARTIAL, STATE_COMPLETE, Level, LevelName
+from pyengine.format.levels import EXACT, PARTIAL, STATE_COMPLETE, WEIGHTS, Level, LevelName
 
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
@@ -28,12 +28,15 @@ def level_at_resume(
     here: Mapping[str, Any],
     *,
     harmless: Iterable[str] = (),
+    is_weights: bool = False,
 ) -> Level:
     """Return the level of a run that goes on from `info`: the snapshot's, lowered by name.
 
     By what runs otherwise here than then, by `lowering` (lines about rows and generators), and by
     components that are not what they were, but for those that are `harmless`.
     """
+    if is_weights:
+        return Level(WEIGHTS, reasons=("weights=True: nothing else was put back",))
     level = info.level
     lines = [*differences(info.versions, info.runtime, here), *lowering]
     if lines:

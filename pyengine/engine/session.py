@@ -73,12 +73,17 @@ class Session:
         *,
         keep_last: int,
         keep_best: str | None,
+        keep_best_mode: str,
         drain_wait: float,
         takeover: bool,
     ) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
         stop = threading.Event()
-        retention = {"keep_last": keep_last, "keep_best": keep_best}
+        retention = {
+            "keep_last": keep_last,
+            "keep_best": keep_best,
+            "keep_best_mode": keep_best_mode,
+        }
 
         def claim() -> Claim:
             return claim_run(run_dir, wait_seconds=drain_wait, takeover=takeover, stop=stop)
@@ -131,7 +136,7 @@ class Session:
         done = [pending for pending in self._pending if pending.is_done]
         self._pending = [pending for pending in self._pending if pending not in done]
         for pending in done:
-            if pending.outcome is not None:
+            if pending.outcome is not None and not pending.weights_only:
                 self.persist_seconds = pending.outcome.persist_ns / 1e9
             if isinstance(pending.error, StaleGenerationError):
                 self.taken_over = pending.error

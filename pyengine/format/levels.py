@@ -22,6 +22,9 @@ WEIGHTS: LevelName = "weights"
 LEVELS: tuple[LevelName, ...] = (EXACT, STATE_COMPLETE, PARTIAL, WEIGHTS)
 """From the highest to the lowest."""
 
+WEIGHT_KINDS = frozenset({"module", "tensor"})
+"""Kinds of components that a snapshot of weights holds."""
+
 _REASONS_MAX = 1000
 REASON_LENGTH = 4096
 """Characters of a reason or condition, at most."""

@@ -154,6 +154,7 @@ class SnapshotJob:
                 begin=self._begin,
                 keep_last=session.keep_last,
                 keep_best=session.keep_best,
+                keep_best_mode=session.keep_best_mode,
                 visible=visible,
                 lines_in_use={name: ring.lines for name, ring in session.rings.items()},
                 lock=lock,
