@@ -1,12 +1,13 @@
 """Which snapshots, and which records of lines, may go. Pure: looks at values, touches nothing.
 
-Only committed ancestors of the newest snapshot may go. Of the newest and its ancestors the last N
-stay, the one with the highest value of a metric where one is named, and whatever else happens: the
-newest that was verified by a restore, and everything that is no ancestor, among it the newest of
-every line that was left behind. Those that a reader has locked are known, and spared, only where
-the others are moved away (catalog.commit). A line that was continued from its newest snapshot was
-not left behind: a run that is killed and resumed again and again keeps N snapshots, not one for
-every time.
+Only committed ancestors of the newest snapshot may go, and snapshots of weights of their lines. Of
+the newest and its ancestors the last N stay, without counting milestones and those of weights, of
+which the last N stay too; the one with the best value of a metric where one is named; and whatever
+else happens: milestones, the newest that was verified by a restore, and everything else that is no
+ancestor, among it the newest of every line that was left behind. Those that a reader has locked are
+known, and spared, only where the others are moved away (catalog.commit). A line that was continued
+from its newest snapshot was not left behind: a run that is killed and resumed again and again keeps
+N snapshots, not one for every time.
 
 A line's record says what the line grew from. Where somebody has removed it the manifest of the
 line's first snapshot does, which stays for that reason as long as anything older does.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyengine
 from pyengine.capture.files import Json
+from pyengine.engine.notes import Notes
 from pyengine.errors import ConfigError
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.document import is_unicode
@@ -28,10 +29,10 @@ _LIBRARIES = ("numpy", "torch", "gymnasium", "stable_baselines3", "tianshou", "t
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the user says about a run: an id of the algorithm, and notes (plain JSON values)."""
+    """What the user says about a run: an id of the algorithm, and notes."""
 
     algorithm: str | None
-    notes: dict[str, Any]
+    notes: Notes
 
 
 def draft_of(
@@ -55,7 +56,7 @@ def draft_of(
         versions=versions(),
         metrics=metrics,
         evaluations=evaluations,
-        notes=identity.notes,
+        notes=identity.notes.to_dict(),
         level=level,
         milestone=milestone,
     )

@@ -26,6 +26,7 @@ from pyengine.engine.recording import Recording
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
 from pyengine.engine.runtime import runtime
+from pyengine.engine.scalars import Scalars
 from pyengine.engine.session import Session
 from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopped
 from pyengine.engine.supervised import lifeline_of_process, tell_supervisor
@@ -132,11 +133,13 @@ class SnapshotEngine(Tracking, Recording):
         self._tracked = Tracked(track_rng=options.track_rng)
         self._owner = RingOwner(self)
         self._evaluations = Evaluations()
+        self._notes = options.identity.notes
+        self._scalars = Scalars()
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
         # Empty at first, so that an interrupt at any moment finds here what was opened so far.
-        session = Session()
+        session = Session(self._scalars.committed)
         self._stop = StopSignals()
         self._lifeline = lifeline_of_process()
         try:
@@ -154,6 +157,7 @@ class SnapshotEngine(Tracking, Recording):
                 options.trigger,
                 options.identity,
                 self._evaluations,
+                self._scalars,
                 options.staging,
                 options.milestones,
                 waits=options.waits,
@@ -345,7 +349,8 @@ class SnapshotEngine(Tracking, Recording):
                 report = start_fresh(session, self._tracked)
             else:
                 report = restore_newest(session, self._tracked, options, self._applying)
-            if report:
+            if report.snapshot is not None:
+                self._notes.restored(report.snapshot.notes)
                 report = self._take_evaluations(report)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings

@@ -11,8 +11,8 @@ from pyengine.engine import settings
 from pyengine.engine.cut import Staging
 from pyengine.engine.describe import Identity
 from pyengine.engine.milestones import Milestones
+from pyengine.engine.notes import Notes
 from pyengine.engine.trigger import Trigger
-from pyengine.format.manifest import check_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,8 @@ class EngineOptions:
         settings.check_choice("on_damage", on_damage, ("raise", "drop"))
         identity = Identity(
             None if algorithm is None else settings.check_text("algorithm", algorithm),
-            settings.check_mapping("notes", notes),
+            Notes(settings.check_mapping("notes", notes)),
         )
-        check_notes(identity.notes)
         return cls(
             path=settings.check_path("run_dir", run_dir),
             trigger=Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget),

@@ -1,12 +1,14 @@
-"""What an engine keeps with a run beside its state: results of evaluations."""
+"""What an engine keeps with a run beside its state (evaluations, notes), and tells of itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyengine.engine import settings
 from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.lifetime import Lifetime
+from pyengine.engine.notes import Notes
+from pyengine.engine.scalars import Scalars
 
 if TYPE_CHECKING:
     from pyengine.format.evaluations import EvaluationRecord
@@ -16,6 +18,8 @@ class Recording(Lifetime):
     """The part of SnapshotEngine that keeps records."""
 
     _evaluations: Evaluations
+    _notes: Notes
+    _scalars: Scalars
 
     def record_evaluation(self, step: int, **metrics: float) -> EvaluationRecord:
         """Keep the result of an evaluation of step `step` with the run: engine.record_evaluation(
@@ -37,6 +41,32 @@ class Recording(Lifetime):
         """The evaluation records of the run so far, in the order in which they were made."""
         self._live()
         return self._evaluations.records
+
+    @property
+    def notes(self) -> Notes:
+        """What a script wants to find again with its run, as plain JSON values by name.
+
+        Every later snapshot holds them, and a restore brings those of its snapshot back; what this
+        start's script has said itself wins. Assign to change one:
+
+            engine.notes["wandb"] = wandb.init(id=engine.notes.get("wandb"), resume="allow").id
+
+        ConfigError for what a manifest cannot hold: more than 1 MiB, or no JSON.
+        """
+        self._live()
+        return self._notes
+
+    def log_scalars(self, target: Any, *, prefix: str = "pyengine/") -> None:
+        """Log figures of the snapshots to `target`, at their steps, from now on.
+
+        A writer with `add_scalar(tag, value, step)`, as TensorBoard's SummaryWriter is, or a
+        function of these three; None ends it. Logged once a snapshot is durable, in the next call
+        of the engine: `stall_seconds`, `persist_seconds`, `bytes_written` (by the writer since the
+        one before) and `new_bytes`; `skipped_snapshots` whenever one is left out. An exception of
+        `target` is logged once and changes nothing. ConfigError for another target.
+        """
+        self._live()
+        self._scalars.send_to(target, settings.check_text("prefix", prefix))
 
     @property
     def skipped(self) -> int:

@@ -46,11 +46,13 @@ if TYPE_CHECKING:
 class Session:
     """One claim on a run and what works under it; owns all of it. Inert in a forked child.
 
-    Empty until `open`, which an interrupt may end at any moment: `abandon` then lets go of whatever
-    was opened. `claim`, `run_dir`, `control`, `link` and `buffers` are there once it has returned.
+    `on_done` is told of each snapshot once its fate is known. Empty until `open`, which an
+    interrupt may end at any moment: `abandon` then lets go of whatever was opened. `claim`,
+    `run_dir`, `control`, `link` and `buffers` are there once it has returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_done: Callable[[PendingSnapshot], None] | None = None) -> None:
+        self._on_done = on_done
         self._link: WriterLink | None = None
         self._owner_pid = os.getpid()
         self._resources = contextlib.ExitStack()
@@ -140,6 +142,8 @@ class Session:
                 self.persist_seconds = pending.outcome.persist_ns / 1e9
             if isinstance(pending.error, StaleGenerationError):
                 self.taken_over = pending.error
+            if self._on_done is not None:
+                self._on_done(pending)
         return done
 
     @property

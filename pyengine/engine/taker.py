@@ -17,6 +17,7 @@ from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.late import StepGuards
 from pyengine.engine.milestones import Milestones
 from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.scalars import Scalars
 from pyengine.engine.session import Session
 from pyengine.engine.settings import check_mapping
 from pyengine.engine.tracked import Tracked
@@ -37,6 +38,7 @@ class Taker:
         trigger: Trigger,
         identity: Identity,
         evaluations: Evaluations,
+        scalars: Scalars,
         staging: Staging,
         milestones: Milestones,
         *,
@@ -48,6 +50,7 @@ class Taker:
         self._trigger = trigger
         self._identity = identity
         self._evaluations = evaluations
+        self._scalars = scalars
         self._milestones = milestones
         self._waits = waits
         self._raises = raises
@@ -281,6 +284,7 @@ class Taker:
         self._trigger.fired(step)
         self.skipped += 1
         self._skipped_in_a_row += 1
+        self._scalars.skipped(self.skipped, step)
         self._session.link.end_if_stopped()
         count = self._skipped_in_a_row
         if count > 1 and count & (count - 1) == 0:  # 2, 4, 8, ...: a log is no place for floods
