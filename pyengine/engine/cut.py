@@ -38,7 +38,7 @@ from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
 from pyengine.format.levels import WEIGHT_KINDS, WEIGHTS, Level
 from pyengine.format.manifest import ComponentRecord
-from pyengine.format.names import BUFFER
+from pyengine.format.names import ring_directory
 from pyengine.shm.arena import Arena
 from pyengine.shm.control import DescriptorPlace, EngineControl
 from pyengine.shm.states import StagingState
@@ -73,7 +73,7 @@ class _RingPlan:
     @property
     def mutable_file(self) -> str | None:
         """Path of the file of mutable fields, None where the ring has none."""
-        return f"{BUFFER}/{self.name}/{MUTABLE_FILE}" if self.layout is not None else None
+        return f"{ring_directory(self.name)}/{MUTABLE_FILE}" if self.layout is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pyengine.engine.fall_back import restore_newest
 from pyengine.engine.options import EngineOptions
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.population import Population
 from pyengine.engine.recording import Recording
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
@@ -38,7 +39,7 @@ from pyengine.fs.forking import register_for_child
 from pyengine.fs.mounts import is_remote
 
 
-class SnapshotEngine(Tracking, Recording):
+class SnapshotEngine(Tracking, Recording, Population):
     """Owns a run directory and takes snapshots of everything that is tracked.
 
     `every_steps` and `every_seconds` say when `tick` takes one (whichever comes first; neither:
@@ -360,9 +361,6 @@ class SnapshotEngine(Tracking, Recording):
         if report:
             logger.info("%s", report)
         return report
-
-    def _applying(self, is_applying: bool) -> None:
-        self._is_poisoned = is_applying
 
     def _take_evaluations(self, report: RestoreReport) -> RestoreReport:
         forgotten = self._evaluations.replace(report.evaluations)

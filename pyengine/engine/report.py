@@ -81,7 +81,7 @@ class RestoreReport:
         lines = [
             f"{self.run_dir}: {self.snapshot.name} restored in {self.seconds:.3f} s; "
             f"go on with step {self.next_step}",
-            *_table(self.components),
+            *table(self.components),
             *(f"note: {note}" for note in self.notes),
             *_told(self.level, self.snapshot.level),
         ]
@@ -95,7 +95,8 @@ def _told(level: Level | None, saved: Level) -> list[str]:
     return [f"level: {level}{was}", *(f"    {reason}" for reason in level.reasons)]
 
 
-def _table(components: tuple[ComponentReport, ...]) -> list[str]:
+def table(components: tuple[ComponentReport, ...]) -> list[str]:
+    """Return a line for each component, and one above them, for people."""
     rows = [("component", "kind", "found", "bytes", "rows", "")]
     for item in components:
         rows_text = "" if item.rows is None else f"{item.rows:,}"

@@ -15,7 +15,7 @@ from pyengine.engine import settings
 from pyengine.engine.levels import check_level, level_of
 from pyengine.errors import ConfigError
 from pyengine.format.levels import Level, LevelName
-from pyengine.format.names import is_component_name
+from pyengine.format.names import is_component_name, is_nested_name, path_part
 
 if TYPE_CHECKING:
     from pyengine.replay.ring import ReplayBuffer
@@ -60,8 +60,14 @@ class Tracked:
         components: dict[str, Component] = {}
         rings: dict[str, Any] = {}
         known = {id(value): name for name, value in self._objects.items()}
+        paths = {path_part(name): name for name in self.names}
         for name, value in objects.items():
             self._check_name(name)
+            if paths.setdefault(path_part(name), name) != name:
+                raise ConfigError(
+                    f"{name!r} and {paths[path_part(name)]!r} would have one file, where a slash "
+                    "is a dot: choose another name"
+                )
             if isinstance(value, ReplayBuffer):
                 rings[name] = value
             else:
@@ -71,6 +77,10 @@ class Tracked:
                     f"{name!r} and {known[id(value)]!r} are one object: track it once"
                 )
         return components, rings
+
+    def object(self, name: str) -> Any:
+        """Return what is tracked as `name`."""
+        return self._objects[name]
 
     def add(
         self,
@@ -177,10 +187,10 @@ class Tracked:
         return sorted(self.components.values(), key=lambda component: component.phase)
 
     def _check_name(self, name: str) -> None:
-        if not isinstance(name, str) or not is_component_name(name):
+        if not isinstance(name, str) or not is_nested_name(name):
             raise ConfigError(
-                f"{name!r} cannot name a tracked object: expected 1 to 100 printable bytes without "
-                "slashes, the first no dot"
+                f"{name!r} cannot name a tracked object: expected 1 to 100 printable bytes, in one "
+                "or more parts between slashes, none of which is empty or begins with a dot"
             )
         if name == PROCESS_RNG:
             raise ConfigError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyengine.catalog.pool import pool_directory
+from pyengine.engine import settings
+from pyengine.engine.groups import flatten
 from pyengine.engine.lifetime import Lifetime
+from pyengine.errors import ConfigError
 from pyengine.format.levels import LevelName
 from pyengine.fs.mounts import is_remote
 
@@ -21,8 +25,14 @@ class Tracking(Lifetime):
     _strict: bool
     _on_damage: OnDamage
 
-    def track(self: _EngineT, **objects: Any) -> _EngineT:
+    def track(
+        self: _EngineT, objects: Mapping[str, Any] | None = None, /, **named: Any
+    ) -> _EngineT:
         """Save these objects under these names, and restore them in place.
+
+        Names may be nested: a dict that holds modules, optimizers, schedulers, scalers, rings,
+        EnvironmentState or Pickled, itself or in dicts, is tracked object by object, as
+        "member3/policy". Names that are no words come in a mapping: engine.track({"a b": net}).
 
         Modules, optimizers, schedulers, scalers, generators, tensors and arrays, dicts, lists and
         dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
@@ -35,6 +45,10 @@ class Tracking(Lifetime):
         then.
         """
         session = self._live()
+        given = {**(settings.check_mapping("objects", objects)), **named}
+        if objects is not None and len(given) != len(objects) + len(named):
+            raise ConfigError(f"a name is given twice: {sorted(set(objects) & set(named))}")
+        objects = dict(flatten(given))
         components, rings = self._tracked.build(objects)
         is_mappable = bool(rings) and not is_remote(session.run_dir)
         bound: list[Any] = []

@@ -33,7 +33,7 @@ from pyengine.errors import (
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
-from pyengine.format.names import is_trash, snapshot_name
+from pyengine.format.names import is_trash, path_part, snapshot_name
 from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
 from pyengine.shm.control import Entry, Outcome
@@ -156,7 +156,7 @@ class SnapshotJob:
                 keep_best=session.keep_best,
                 keep_best_mode=session.keep_best_mode,
                 visible=visible,
-                lines_in_use={name: ring.lines for name, ring in session.rings.items()},
+                lines_in_use={path_part(name): ring.lines for name, ring in session.rings.items()},
                 lock=lock,
             )
         if info is None:
