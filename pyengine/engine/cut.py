@@ -144,6 +144,8 @@ class Cutter:
         check_coverage(components, captured)
         if draft.level.name != WEIGHTS:
             self._tracked.check_reachable(captured)
+            # Only now: what could not be captured whole is excluded while it is captured.
+            draft = replace(draft, level=self._tracked.level())
         choice = self._choose_late(components)
         plan = self._layout.plan(captured, meta)
         rings, end = self._plan_rings(saved_rings, plan.required_bytes)

@@ -23,7 +23,7 @@ from pyengine.engine.settings import check_mapping
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
-from pyengine.format.levels import WEIGHTS, Level
+from pyengine.format.levels import UNDECLARED, WEIGHTS, Level
 from pyengine.format.names import snapshot_name
 
 
@@ -223,7 +223,7 @@ class Taker:
                 ring.mutable_arrays()
             self._hand_over_rings()
             count, records = self._evaluations.for_snapshot()
-            level = Level(WEIGHTS) if weights_only else self._tracked.level()
+            level = Level(WEIGHTS) if weights_only else UNDECLARED
             draft = draft_of(
                 session, sequence, step, metrics, self._identity, count, level, milestone
             )

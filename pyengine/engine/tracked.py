@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine.capture.build import build_component
@@ -160,11 +160,16 @@ class Tracked:
             self.harmless.add(name)
         self.excluded[name] = reason
 
-    def declare_level(self, level: LevelName, condition: str | None) -> None:
-        """Note how a run goes on from snapshots, and what that holds under."""
+    def declare_level(
+        self, level: LevelName, condition: str | None, reasons: Collection[str] = ()
+    ) -> None:
+        """Note how a run goes on from snapshots, what that holds under, and why it is no more."""
         if condition is not None:
             condition = settings.check_text("condition", condition)
-        self._declared = Level(check_level(level), condition)
+        told = settings.check_names("reasons", reasons)
+        for reason in told:
+            settings.check_text("reasons", reason)
+        self._declared = Level(check_level(level), condition, told)
 
     def level(self) -> Level:
         """Return the level of what is saved now."""

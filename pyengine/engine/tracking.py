@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyengine.catalog.pool import pool_directory
@@ -100,15 +100,22 @@ class Tracking(Lifetime):
         self._live()
         self._tracked.declare_static(names)
 
-    def declare_level(self, level: LevelName, *, condition: str | None = None) -> None:
+    def declare_level(
+        self,
+        level: LevelName,
+        *,
+        condition: str | None = None,
+        reasons: Collection[str] = (),
+    ) -> None:
         """Declare how a run goes on from snapshots that are taken from now on.
 
         "exact": bit for bit, which nobody but the script can know; "state-complete", the default:
         everything is saved, and what draws on something outside may go otherwise; "partial".
-        `condition` says what that holds under ("at an epoch border"). What is excluded and not
+        `condition` says what that holds under ("at an epoch border"), `reasons` why it is no
+        higher. What is excluded and not
         harmless makes it "partial" all the same; a restore on other threads, devices, versions or
         flags makes it "state-complete", with the difference named in its report. ConfigError for
         another level.
         """
         self._live()
-        self._tracked.declare_level(level, condition)
+        self._tracked.declare_level(level, condition, reasons)

@@ -15,6 +15,7 @@ import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import process_generators, set_process_generators
 from pyengine.errors import CaptureError, ReplacedObjectError
+from pyengine.format.levels import EXACT, PARTIAL
 from pyengine.integrations.gymnasium.walk import left_out
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
@@ -81,6 +82,7 @@ class ModelRun:
 
     def _track(self) -> None:
         model, engine = self._model, self._engine
+        engine.declare_level(EXACT)
         self._components = components(model)
         engine.track(
             **self._components,
@@ -132,16 +134,23 @@ class ModelRun:
 
     def _environment_state(self) -> dict[str, Any]:
         if self.is_torn:
-            return {"reset": "a callback stopped the run within a step"}
+            return self._reset("a callback stopped the run within a step")
         try:
             state = self._environment.get_state()
         except CaptureError as error:
             if str(error) != self._reset_reason:
                 self._say(f"environments could not be saved this time: {error}")
                 self._reset_reason = str(error)
-            return {"reset": str(error)}
+            return self._reset(str(error))
+        self._engine.declare_level(EXACT)
         self._tell_left_out(tuple(left_out(state)))
         return {"state": state}
+
+    def _reset(self, reason: str) -> dict[str, Any]:
+        self._engine.declare_level(
+            PARTIAL, reasons=[f"{ENVIRONMENT}: reset: {reason[:_REASON_LENGTH]}"]
+        )
+        return {"reset": reason}
 
     def _check_environment_state(self, saved: dict[str, Any]) -> None:
         if "state" in saved:
