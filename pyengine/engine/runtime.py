@@ -37,7 +37,7 @@ def _of_torch() -> dict[str, Any]:
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": _matmul_precision(),
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "CPU kernels": _cpu_kernels(),
     }
@@ -48,6 +48,18 @@ def _of_torch() -> dict[str, Any]:
             "cuDNN benchmark": torch.backends.cudnn.benchmark,
         }
     return found
+
+
+def _matmul_precision() -> str:
+    """Return it as it was set, by either of torch's two ways: the first one raises after the other
+    was used."""
+    import torch
+
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        matmul: Any = torch.backends.cuda.matmul
+        return str(getattr(matmul, "fp32_precision", "unknown"))
 
 
 @functools.cache

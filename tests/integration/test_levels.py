@@ -82,6 +82,20 @@ def test_other_flags_lower_the_level_and_are_named(tmp_path: Path) -> None:
     assert "level: state-complete (at an epoch border), exact when it was saved" in str(report)
 
 
+def test_a_precision_that_was_set_by_torchs_newer_way_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    class Matmul:
+        fp32_precision = "tf32"
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Matmul())
+    assert _save(tmp_path / "run").runtime["float32 matmul precision"] == "tf32"
+
+
 def test_another_version_lowers_the_level_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
