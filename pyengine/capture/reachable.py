@@ -32,14 +32,13 @@ from pyengine.errors import ReplacedObjectError, UncapturedStateError
 from pyengine.events import logger
 
 _DEPTH_MAX = 6
-_NODES_MAX = 5000
+_NODES_MAX = 20_000
 _ITEMS_MAX = 64
 """Items of a container that is looked into; longer ones hold data, not parts of a learner."""
 
 _TRACES_MAX = 10_000
 _SHOWN = 4
 _SEQUENCES = (list, tuple, set, deque)
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class _Walk:
         kept = [item for _, item in items]
         self.held.append((value, list(map(id, kept)), kept))
         for name, item in items:
-            self._look_at(item, f"{path}.{name}" if name else path, root, depth)
+            self._look_at(item, f"{path}.{name}", root, depth)
 
     def _look_at(self, item: Any, path: str, root: Root, depth: int) -> None:
         sort = sorts.sort_of(item)
@@ -92,22 +91,27 @@ class _Walk:
         if sort == sorts.SCHEDULER:
             self._look_at(item.optimizer, f"{path}.optimizer", root, depth)
         elif sort in (sorts.CONTAINER, sorts.OBJECT, sorts.MODULE, sorts.STATE, sorts.SAMPLER):
-            self.visit(item, path, root, depth + 1)
+            # Modules lie in modules as deep as they like.
+            self.visit(item, path, root, depth + (sort != sorts.MODULE))
         elif sort == sorts.SPACE and root.is_owner:
             self._look_at(getattr(item, "_np_random", None), f"{path}._np_random", root, depth)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds and is worth a look, by name."""
+    """Yield what an object holds and is worth a look, by name; of a module, its children and what
+    torch does not know of."""
     sort_of, nothing = sorts.sort_of, sorts.NOTHING
     if isinstance(value, _SEQUENCES):
         named: Iterable[tuple[Any, Any]] = enumerate(_short(value))
+    elif sort_of(value) == sorts.MODULE:
+        passed = _of_modules()
+        own = ((name, item) for name, item in vars(value).items() if name not in passed)
+        named = (*own, *value._modules.items())
     else:
         named = tuple(_held(value).items())
-    passed = _of_modules() if sort_of(value) == sorts.MODULE else ()
     for name, item in named:
-        if sort_of(item) != nothing and name not in passed:
-            yield ("" if passed and name == "_modules" else str(name)), item
+        if sort_of(item) != nothing:
+            yield str(name), item
 
 
 def _ids(value: Any) -> list[int]:
@@ -115,12 +119,16 @@ def _ids(value: Any) -> list[int]:
     known, nothing = sorts.known, sorts.NOTHING
     if isinstance(value, _SEQUENCES):
         return [id(item) for item in _short(value) if known.get(type(item)) != nothing]
-    passed = _of_modules() if known.get(type(value)) == sorts.MODULE else _NONE
-    return [
+    if known.get(type(value)) != sorts.MODULE:
+        held = _held(value).values()
+        return [id(item) for item in held if known.get(type(item)) != nothing]
+    passed = _of_modules()
+    ids = [
         id(item)
-        for name, item in _held(value).items()
+        for name, item in vars(value).items()
         if name not in passed and known.get(type(item)) != nothing
     ]
+    return ids + [id(item) for item in value._modules.values() if item is not None]
 
 
 def _short(value: Any) -> Any:
@@ -134,16 +142,16 @@ def _held(value: Any) -> Mapping[Any, Any]:
     return held
 
 
-_PASSED = _NONE
+_PASSED: frozenset[str] = frozenset()
 
 
 def _of_modules() -> frozenset[str]:
-    """Return the attributes that every module has, but for its children."""
+    """Return the attributes that every module has."""
     global _PASSED
     if not _PASSED:
         from torch import nn
 
-        _PASSED = frozenset(vars(nn.Module())) - {"_modules"}
+        _PASSED = frozenset(vars(nn.Module()))
     return _PASSED
 
 

@@ -1,4 +1,4 @@
-"""`pyengine inspect RUN`: the snapshots of a run, or the contents of one snapshot."""
+"""`pyengine inspect RUN`: the snapshots of a run and the contents of the newest, or of one."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ def _print_tables(run: Run) -> None:
         _print_snapshot(console, run.snapshots[0])
     elif run.snapshots:
         _print_snapshots(console, run)
+        console.print("what a restore goes on from:")
+        _print_snapshot(console, _newest(run))
     else:
         console.print("no snapshots")
     moved = quarantine.snapshot_names(run.path)
@@ -97,6 +99,12 @@ def _print_tables(run: Run) -> None:
         console.print(f"damaged, in quarantine: {shown}", style="red", markup=False, soft_wrap=True)
     for problem in run.problems:
         console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
+
+
+def _newest(run: Run) -> SnapshotInfo:
+    """Return the newest snapshot to go on from, else the newest of weights alone."""
+    full = [info for info in run.snapshots if not info.is_weights_only]
+    return (full or run.snapshots)[-1]
 
 
 def _print_snapshots(console: Console, run: Run) -> None:

@@ -163,6 +163,9 @@ def test_inspect_shows_each_component_and_the_level(
     assert "pyengine.replay.ring.ReplayBuffer" in rows["replay"]
     assert rows["teacher"].split()[1:6] == ["excluded", "excluded:", "why", "teacher", "no"]
     assert "excluded (harmless): why logs" in rows["logs"]
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    of_run = capsys.readouterr().out.splitlines()
+    assert of_run[of_run.index("what a restore goes on from:") + 1 :] == lines[1:]
     assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
     (snapshot,) = json.loads(capsys.readouterr().out)["snapshots"]
     assert snapshot["level"] == {

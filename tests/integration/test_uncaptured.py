@@ -152,6 +152,49 @@ def test_a_module_that_torch_does_not_know_as_a_part_is_found(tmp_path: Path) ->
         assert "net.layers.1 (module)" in str(raised.value)
 
 
+def test_modules_are_looked_into_however_deep_and_wide_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = nn.Linear(1, 1)
+    net: nn.Module = inner
+    for _ in range(20):
+        net = nn.Sequential(net)
+    wide = nn.ModuleList([nn.Linear(1, 1) for _ in range(200)])
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(net=net, wide=wide)
+        engine.restore()
+        engine.snapshot(0).wait(60)
+        assert "ended early" not in caplog.text
+        for found in (inner, wide[150]):
+            found.rng = np.random.default_rng()
+            with pytest.raises(errors.UncapturedStateError) as raised:
+                engine.snapshot(1)
+            assert raised.value.path == {id(inner): "net" + ".0" * 20 + ".rng"}.get(
+                id(found), "wide.150.rng"
+            )
+            del found.rng
+        wide[3] = nn.Linear(1, 1)  # known to torch, and saved
+        wide[3].rng = np.random.default_rng()
+        with pytest.raises(errors.UncapturedStateError, match=r"wide\.3\.rng"):
+            engine.snapshot(2)
+
+
+def test_a_look_that_has_a_bound_says_where_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent()
+    deep: dict[str, Any] = {"rng": np.random.default_rng()}
+    for _ in range(10):
+        deep = {"in": deep}
+    agent.parts = deep
+    with pyengine.SnapshotEngine(tmp_path / "run") as engine:
+        engine.track(net=agent.net, target=agent.target, optimizer=agent.optimizer)
+        engine.watch(agent=agent)
+        engine.restore()
+        engine.snapshot(0).wait(60)
+    assert "the look for state that no snapshot holds ended early: agent" in caplog.text
+
+
 def test_a_scheduler_of_an_optimizer_that_is_not_saved_is_found(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
