@@ -332,7 +332,7 @@ class SnapshotEngine(Tracking, Recording, Population):
         if replay_last is not None:
             replay_last = settings.check_count("replay_last", replay_last, low=0)
         allowed = settings.check_names("allow", allow)
-        eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
+        eager = settings.check_flag("eager", eager) or self._is_remote()
         fall_back = settings.check_flag("fall_back", fall_back)
         weights = settings.check_flag("weights", weights)
         if sanity is not None:
@@ -361,6 +361,9 @@ class SnapshotEngine(Tracking, Recording, Population):
         if report:
             logger.info("%s", report)
         return report
+
+    def _is_remote(self) -> bool:
+        return is_remote(self._live().run_dir)
 
     def _take_evaluations(self, report: RestoreReport) -> RestoreReport:
         forgotten = self._evaluations.replace(report.evaluations)

@@ -11,7 +11,6 @@ from pyengine.engine.groups import flatten
 from pyengine.engine.lifetime import Lifetime
 from pyengine.errors import ConfigError
 from pyengine.format.levels import LevelName
-from pyengine.fs.mounts import is_remote
 
 if TYPE_CHECKING:
     from pyengine.replay.damage import OnDamage
@@ -24,6 +23,10 @@ class Tracking(Lifetime):
 
     _strict: bool
     _on_damage: OnDamage
+
+    def _is_remote(self) -> bool:
+        """Whether the run is on a file system whose mapped files may go stale."""
+        raise NotImplementedError
 
     def track(
         self: _EngineT, objects: Mapping[str, Any] | None = None, /, **named: Any
@@ -50,7 +53,7 @@ class Tracking(Lifetime):
             raise ConfigError(f"a name is given twice: {sorted(set(objects) & set(named))}")
         objects = dict(flatten(given))
         components, rings = self._tracked.build(objects)
-        is_mappable = bool(rings) and not is_remote(session.run_dir)
+        is_mappable = bool(rings) and not self._is_remote()
         bound: list[Any] = []
         try:
             for name, ring in rings.items():
