@@ -87,6 +87,7 @@ def train(
         policy=policy, target=target, optimizer=optimizer, replay=ring, explorer=explorer,
         counters=counters, env=pyengine.EnvironmentState(get=env.get_state, set=env.set_state),
     )  # fmt: skip
+    engine.declare_level("exact")  # nothing else is drawn on: it goes on bit for bit
     report = engine.restore()  # (3) falsy, with next_step 0, on a fresh run
 
     for step in range(report.next_step, args.steps):

@@ -177,6 +177,7 @@ def train(args: Args) -> None:
         agent=agent, optimizer=optimizer, obs_scale=obs_scale, return_scale=return_scale,
         returns=returns, counters=counters, envs=EnvState(envs).tracked(), obs=obs,
     )  # fmt: skip
+    engine.declare_level("exact")  # that was all: a resumed run is the same, bit for bit
     report = engine.restore()  # (2) falsy, with next_step 0, on a fresh run
 
     with engine, engine.stopping_on_signals():  # SIGTERM and Ctrl-C end it in a snapshot

@@ -146,6 +146,7 @@ def train(args: Args) -> None:
         actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer,
         replay=ring, counters=counters, envs=EnvState(envs).tracked(), obs=obs, done=done,
     )  # fmt: skip
+    engine.declare_level("exact")  # that was all: a resumed run is the same, bit for bit
     report = engine.restore()  # (3) falsy, with next_step 0, on a fresh run
 
     with engine, engine.stopping_on_signals():  # SIGTERM and Ctrl-C end it in a snapshot

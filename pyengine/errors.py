@@ -19,7 +19,9 @@
     ├── ModelStateError             a library's model that has trained before the run began
     ├── CaptureError                state that cannot be captured; raised before the cut
     │   ├── UntrackableError        an object that cannot be restored in place
-    │   └── UncoveredParameterError an optimizer steps parameters of no tracked module
+    │   ├── UncoveredParameterError an optimizer steps parameters of no tracked module
+    │   ├── UncapturedStateError    state lies in an attribute of what is tracked, and is not saved
+    │   └── ReplacedObjectError     a tracked object was exchanged for another one
     ├── RunError
     │   ├── RunBusyError            another live process owns the run directory
     │   ├── RunDirectoryError       not a run directory, or not a safe one
@@ -46,6 +48,7 @@
         ├── ModelMismatchError      a library's model is not the one that the run was made with
         ├── TruncatedLogError       a log file of the run was begun anew
         ├── NothingRestorableError  snapshots are, or were, there and none can be restored
+        ├── WeightsOnlyError        the snapshots hold weights alone, and nobody asked for that
         ├── SanityCheckError        what was restored failed its check; restore another snapshot
         ├── FormatVersionError      written by a newer pyengine
         ├── MalformedFileError      its checksum holds and it makes no sense: it was written so
@@ -203,6 +206,34 @@ class UntrackableError(CaptureError, TypeError):
 
 class UncoveredParameterError(CaptureError):
     """An optimizer steps parameters that belong to no tracked module."""
+
+
+class UncapturedStateError(CaptureError):
+    """State that the engine can see from tracked or watched objects, and that no snapshot would
+    hold. Attributes: `path`, `sort` ("optimizer", ...), `others` (further paths)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        component: str,
+        path: str,
+        sort: str,
+        others: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, component=component)
+        self.path = path
+        self.sort = sort
+        self.others = others
+
+
+class ReplacedObjectError(CaptureError, ConfigError):
+    """A tracked object was exchanged for another one, and a snapshot would hold the former.
+    Attribute: `path`, where the other one was found."""
+
+    def __init__(self, message: str, *, component: str, path: str | None = None) -> None:
+        super().__init__(message, component=component)
+        self.path = component if path is None else path
 
 
 class RunError(PyengineError):
@@ -406,6 +437,15 @@ class NothingRestorableError(RestoreError):
     def __init__(self, message: str, *, refused: tuple[tuple[str, str], ...]) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class WeightsOnlyError(RestoreError):
+    """The snapshots that a run holds are of weights alone (milestones, say), from which training
+    does not go on as it was. Attribute: `snapshots`, their names, newest first."""
+
+    def __init__(self, message: str, *, snapshots: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.snapshots = snapshots
 
 
 class SanityCheckError(RestoreError):

@@ -1,6 +1,6 @@
 """Write the golden files of a format version: small files that every later pyengine must read.
 
-    python tools/make_golden.py tests/golden/v3
+    python tools/make_golden.py tests/golden/v4
 
 Files whose bytes lie in the directory of an older version beside it are left out. A version's files
 are written once and never again: an existing directory is refused. What they
@@ -33,6 +33,7 @@ from pyengine.capture.slot import StagingSlot
 from pyengine.capture.staging import StagingLayout
 from pyengine.format.buffer_header import BufferHeader, DroppedRun, Extent, LaneRecord
 from pyengine.format.evaluations import EvaluationRecord, join_records
+from pyengine.format.levels import Level
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 from pyengine.format.schema import Field, Schema
 from pyengine.format.segment import KIND_PART, KIND_SEGMENT, Run, header_image, plan_layout
@@ -203,8 +204,17 @@ def manifest() -> bytes:
         algorithm="dqn",
         versions={"pyengine": "0.1.0", "python": "3.11.9"},
         components=(
-            ComponentRecord("policy", "module", "saved", None, ("model/policy.safetensors",), 64),
+            ComponentRecord(
+                "policy",
+                "module",
+                "saved",
+                None,
+                ("model/policy.safetensors",),
+                64,
+                "torch.nn.modules.linear.Linear",
+            ),
             ComponentRecord("envs", "environment", "excluded", "they restart"),
+            ComponentRecord("logs", "excluded", "excluded", "only read", harmless=True),
             ComponentRecord("replay", "ring", "saved", None, ring_files, 24576),
         ),
         files=(
@@ -215,6 +225,9 @@ def manifest() -> bytes:
         metrics={"return": 12.5, "loss": float("inf")},
         evaluations=len(EVALUATIONS),
         notes={"seed": 3, "why": ["golden", None]},
+        level=Level("partial", "at an epoch border", ("envs: they restart",)),
+        runtime={"threads": 2, "devices": "cpu", "deterministic algorithms": True},
+        milestone=True,
     ).to_bytes()
 
 

@@ -22,7 +22,7 @@ from pyengine.errors import UntrackableError
 def build_component(name: str, value: Any) -> Component:
     """Return the component for an object tracked as `name`.
 
-    The name becomes part of file names: `is_component_name` must hold. Raises UntrackableError,
+    The name becomes part of file names: `is_nested_name` must hold. Raises UntrackableError,
     whose text shows the form that works, for objects that cannot be restored in place, and
     CaptureError for a container that holds what cannot be saved.
     """

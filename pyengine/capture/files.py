@@ -26,7 +26,7 @@ from pyengine.capture.tensorfile import TensorFile, Value
 from pyengine.capture.tree import Node
 from pyengine.errors import DamageError, FormatVersionError, PyengineError
 from pyengine.format.document import parse_json, unique
-from pyengine.format.names import MANIFEST, META
+from pyengine.format.names import MANIFEST, META, path_part
 
 STATE_VERSION = 1
 """Version of the structures in msgpack files, metadata and meta.json."""
@@ -73,7 +73,7 @@ class BlobPart:
 
 def tensor_path(name: str, kind: str) -> str:
     """Return the relative path of a component's safetensors file."""
-    return f"{_FOLDERS[kind]}/{name}.safetensors"
+    return f"{_FOLDERS[kind]}/{path_part(name)}.safetensors"
 
 
 def structure_path(name: str, kind: str) -> str:
@@ -82,12 +82,14 @@ def structure_path(name: str, kind: str) -> str:
         return META
     if kind == PICKLE:
         return pickle_path(name)
-    return tensor_path(name, kind) if kind in _IN_METADATA else f"{_FOLDERS[kind]}/{name}.msgpack"
+    if kind in _IN_METADATA:
+        return tensor_path(name, kind)
+    return f"{_FOLDERS[kind]}/{path_part(name)}.msgpack"
 
 
 def pickle_path(name: str) -> str:
     """Return the relative path of the pickle of a component."""
-    return f"legacy/{name}.pkl"
+    return f"legacy/{path_part(name)}.pkl"
 
 
 def component_paths(name: str, kind: str, *, has_tensors: bool) -> tuple[str, ...]:

@@ -54,6 +54,14 @@ def has_overlap(live: torch.Tensor) -> bool:
     return False
 
 
+def told_of_move(leaf: TensorLeaf) -> str | None:
+    """Return what to say where a new tensor cannot lie on the device that it was saved on."""
+    here = placement(leaf.device)
+    there = torch.device(leaf.device)
+    is_like = here.type == there.type and (there.index or 0) == (here.index or 0)
+    return None if is_like else f"saved on {there}, which is not here: it goes to {here}"
+
+
 def new_tensor(leaf: TensorLeaf) -> torch.Tensor:
     """Make a tensor for a leaf: on its device where that exists here, with its order of axes."""
     made = allocate(leaf, placement(leaf.device))

@@ -197,7 +197,12 @@ class Merge:
         return made
 
     def _tensor(self, live: Any, saved: TensorLeaf, path: str) -> Any:
-        from pyengine.capture.inplace import is_consistent, new_tensor, write_tensor
+        from pyengine.capture.inplace import (
+            is_consistent,
+            new_tensor,
+            told_of_move,
+            write_tensor,
+        )
 
         value = saved.value
         fits = (
@@ -207,6 +212,9 @@ class Merge:
             and is_consistent(live, value)
         )
         mine = self._claim(live, fits)
+        moved = None if mine else told_of_move(saved)
+        if moved is not None:
+            self.notes.append(f"{path or '/'}: {moved}")
         made = self._keep(saved, live if mine else new_tensor(saved))
         if mine:
             self.actions.append(lambda: write_tensor(made, value))
@@ -218,9 +226,11 @@ class Merge:
             try:
                 return self._keep(saved, make_rng(saved.kind, saved.state))
             except ValueError as error:
+                self._check_device(saved, path)
                 raise self.mismatch(path, f"broken state: {error}", "none", saved.kind) from None
         if kind != saved.kind:
             raise self.mismatch(path, "another kind of random generator", kind, saved.kind)
+        self._check_device(saved, path, live)
         try:
             check_rng_state(live, saved.state)
         except ValueError as error:
@@ -229,6 +239,21 @@ class Merge:
             return self._keep(saved, make_rng(saved.kind, saved.state))
         self.late.append(lambda: set_rng_state(live, saved.state))
         return self._keep(saved, live)
+
+    def _check_device(self, saved: RngLeaf, path: str, live: Any = None) -> None:
+        """Refuse the state of a torch.Generator of another kind of device: nothing converts it."""
+        if saved.kind != "torch.Generator":
+            return
+        there = str(saved.state.get("device"))
+        here = "no such device" if live is None else live.device.type
+        if here != there:
+            raise self.mismatch(
+                path,
+                "a generator's state belongs to its kind of device: make the generator on that, or "
+                f"go on without its state by restore(allow=[{self.component!r}]) and track another",
+                here,
+                there,
+            )
 
     def _dataclass(self, live: Any, saved: DataclassLeaf, path: str) -> Any:
         kind = self._type(live, saved.type_name, path)

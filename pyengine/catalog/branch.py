@@ -61,9 +61,10 @@ def branch_run(source: str, new: str, *, progress: Progress | None = None) -> Br
     """Make the run directory `new` from one snapshot; durable on return.
 
     `source` is `RUN@STEP`, `RUN@latest` or the directory of a snapshot; of several snapshots of one
-    step the newest is taken. `new` must not exist, or be empty. The branch has a run id of its own,
-    names its origin in run.json, and its retention counts from this snapshot. Safe while a trainer
-    writes to the source. Blocks for as long as copying takes where links are refused.
+    step the newest is taken, one of weights alone where there is no other. `new` must not exist, or
+    be empty. The branch has a run id of its own, names its origin in run.json, and its retention
+    counts from this snapshot. Safe while a trainer writes to the source. Blocks for as long as
+    copying takes where links are refused.
 
     Raises RunDirectoryError (no such run or snapshot; `new` is in use), RunBusyError (another call
     is making it), DamageError and FormatVersionError (a manifest, or a file of another size),
@@ -107,9 +108,16 @@ def choose_named(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
     ]
     if not found:
         raise RunDirectoryError(_not_found(run_dir, wanted), path=run_dir)
-    chosen = found.pop()
-    same_step = tuple(name.text for name in found if name.step == chosen.step)
-    return scan.read_snapshot(run_dir, chosen.text), same_step
+    chosen = found[-1]
+    info = scan.read_snapshot(run_dir, chosen.text)
+    for name in reversed(found[:-1]):
+        if not info.is_weights_only:
+            break
+        older = scan.read_snapshot(run_dir, name.text)
+        if not older.is_weights_only:
+            chosen, info = name, older
+    others = [name for name in found if name.step == chosen.step and name != chosen]
+    return info, tuple(name.text for name in others)
 
 
 def _not_found(run_dir: str, wanted: str) -> str:

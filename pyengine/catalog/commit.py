@@ -35,6 +35,7 @@ def publish_snapshot(
     begin: Callable[[], bool],
     keep_last: int,
     keep_best: str | None = None,
+    keep_best_mode: str = "max",
     visible: Callable[[SnapshotInfo], None] | None = None,
     lines_in_use: Mapping[str, Collection[int]] | None = None,
     lock: OfdLock | None = None,
@@ -68,7 +69,7 @@ def publish_snapshot(
             if visible is not None:
                 visible(info)
             _point_latest(held, manifest)
-            rules = (keep_last, keep_best)
+            rules = (keep_last, keep_best, keep_best_mode)
             trash += _prune_or_warn(held, rules, manifest.line, lines_in_use)
     empty_trash(trash)
     return info
@@ -188,7 +189,7 @@ def _warn_of_latest(run_dir: str, error: Exception) -> None:
 
 def _prune_or_warn(
     held: CommitLock,
-    rules: tuple[int, str | None],
+    rules: tuple[int, str | None, str],
     line: str,
     lines_in_use: Mapping[str, Collection[int]] | None,
 ) -> list[str]:
@@ -202,7 +203,9 @@ def _prune_or_warn(
         return []
 
 
-def prune(held: CommitLock, keep_last: int, keep_best: str | None = None) -> list[str]:
+def prune(
+    held: CommitLock, keep_last: int, keep_best: str | None = None, keep_best_mode: str = "max"
+) -> list[str]:
     """Move the snapshots that may go (see retention) to trash; return the paths to delete.
 
     The caller gives them to `empty_trash` once the lock is released. One that a reader has locked
@@ -213,6 +216,7 @@ def prune(held: CommitLock, keep_last: int, keep_best: str | None = None) -> lis
         found.snapshots,
         keep_last=keep_last,
         keep_best=keep_best,
+        keep_best_mode=keep_best_mode,
         lines=read_lines(held.run_dir),
         verified=markers.restored_snapshots(held.run_dir),
     )

@@ -14,6 +14,7 @@ from pyengine.errors import (
     PyengineError,
     TruncatedFileError,
 )
+from pyengine.format.levels import WEIGHTS, Level
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
 
 
@@ -23,8 +24,8 @@ class SnapshotInfo:
 
     `path` is its directory, `line` and `parent` its history (16 hex; a snapshot name), `size_bytes`
     the bytes of all its files, shared with other snapshots or not, `evaluations` the number of
-    evaluation records that it holds. The files themselves were not
-    verified.
+    evaluation records that it holds, `level` says how a run goes on from it, `runtime` what it ran
+    on; a `milestone` is never pruned. The files themselves were not verified.
     """
 
     path: str
@@ -44,6 +45,9 @@ class SnapshotInfo:
     metrics: dict[str, float]
     evaluations: int
     notes: dict[str, Any]
+    level: Level
+    runtime: dict[str, Any]
+    milestone: bool
     _by_path: dict[str, FileRecord] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,12 +75,20 @@ class SnapshotInfo:
             metrics=dict(manifest.metrics),
             evaluations=manifest.evaluations,
             notes=copy.deepcopy(manifest.notes),
+            level=manifest.level,
+            runtime=dict(manifest.runtime),
+            milestone=manifest.milestone,
         )
 
     @property
     def order(self) -> tuple[int, int]:
         """What snapshots are ordered by: (generation, sequence). The step orders nothing."""
         return (self.generation, self.sequence)
+
+    @property
+    def is_weights_only(self) -> bool:
+        """Whether it holds weights alone: nothing to go on training from."""
+        return self.level.name == WEIGHTS
 
     def file(self, path: str) -> FileRecord | None:
         """Return the record of one file by its path below the snapshot, or None."""

@@ -89,7 +89,7 @@ class RingFiles:
         self._list(pool_directory(run_dir, ring), "", "")
         self.pool_lines = {found.name.line for found in self._all()}
         for snapshot in snapshots:
-            self._list(snapshot, f"{names.BUFFER}/{ring}/", names.LINK_PREFIX)
+            self._list(snapshot, f"{names.ring_directory(ring)}/", names.LINK_PREFIX)
 
     def chain(self, lane: int, row: int, limits: Limits) -> list[Extent]:
         """Return extents that go on at `row` without a gap; the first may begin before it."""

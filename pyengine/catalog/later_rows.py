@@ -330,7 +330,7 @@ class _Chain:
 
 def _read_header(info: SnapshotInfo, former: BufferHeader) -> BufferHeader | None:
     """Return the header of the ring in a later snapshot; None: it has none that can be trusted."""
-    record = info.file(f"{names.BUFFER}/{former.ring}/{names.BUFFER_HEADER}")
+    record = info.file(f"{names.ring_directory(former.ring)}/{names.BUFFER_HEADER}")
     if record is None:
         return None
     try:

@@ -41,7 +41,7 @@ class Adoption:
 
 def pool_directory(run_dir: str, ring: str) -> str:
     """Return the directory of a ring's pool."""
-    return os.path.join(run_dir, names.SEGMENTS, ring)
+    return os.path.join(run_dir, names.SEGMENTS, names.path_part(ring))
 
 
 def plan_adoption(
@@ -56,7 +56,7 @@ def plan_adoption(
     directory = pool_directory(run_dir, header.ring)
     plan = {}
     for sequence, extent in enumerate(_full_segments(header), first_sequence):
-        path = f"{names.BUFFER}/{header.ring}/{extent.file}"
+        path = f"{names.ring_directory(header.ring)}/{extent.file}"
         source = os.path.join(snapshot.path, path)
         listed = snapshot.file(path)
         if listed is None or listed.covers != "segment":
@@ -141,7 +141,9 @@ def snapshot_links(run_dir: str, ring: str, file: str) -> list[str]:
     """
     links = []
     for snapshot in reversed(committed_names(run_dir)):
-        directory = os.path.join(run_dir, names.SNAPSHOTS, snapshot.text, names.BUFFER, ring)
+        directory = os.path.join(
+            run_dir, names.SNAPSHOTS, snapshot.text, names.ring_directory(ring)
+        )
         paths = (os.path.join(directory, name) for name in _listed(directory))
         links += [path for path in paths if _is_same(path, file)]
     return links
@@ -158,7 +160,9 @@ def find_in_snapshots(
     found = {}
     for snapshot in scan_snapshots(run_dir).snapshots:
         for record in snapshot.files:
-            if record.covers != "segment" or not record.path.startswith(f"{names.BUFFER}/{ring}/"):
+            if record.covers != "segment" or not record.path.startswith(
+                f"{names.ring_directory(ring)}/"
+            ):
                 continue
             key = (int(record.xxh3_64, 16), record.size_bytes)
             path = os.path.join(snapshot.path, record.path)

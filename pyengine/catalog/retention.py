@@ -1,12 +1,13 @@
 """Which snapshots, and which records of lines, may go. Pure: looks at values, touches nothing.
 
-Only committed ancestors of the newest snapshot may go. Of the newest and its ancestors the last N
-stay, the one with the highest value of a metric where one is named, and whatever else happens: the
-newest that was verified by a restore, and everything that is no ancestor, among it the newest of
-every line that was left behind. Those that a reader has locked are known, and spared, only where
-the others are moved away (catalog.commit). A line that was continued from its newest snapshot was
-not left behind: a run that is killed and resumed again and again keeps N snapshots, not one for
-every time.
+Only committed ancestors of the newest snapshot may go, and snapshots of weights of their lines. Of
+the newest and its ancestors the last N stay, without counting milestones and those of weights, of
+which the last N stay too; the one with the best value of a metric where one is named; and whatever
+else happens: milestones, the newest that was verified by a restore, and everything else that is no
+ancestor, among it the newest of every line that was left behind. Those that a reader has locked are
+known, and spared, only where the others are moved away (catalog.commit). A line that was continued
+from its newest snapshot was not left behind: a run that is killed and resumed again and again keeps
+N snapshots, not one for every time.
 
 A line's record says what the line grew from. Where somebody has removed it the manifest of the
 line's first snapshot does, which stays for that reason as long as anything older does.
@@ -28,6 +29,7 @@ def plan(
     *,
     keep_last: int,
     keep_best: str | None = None,
+    keep_best_mode: str = "max",
     lines: Mapping[str, Line],
     verified: Collection[str] = (),
 ) -> tuple[str, ...]:
@@ -35,7 +37,8 @@ def plan(
 
     `snapshots` are the committed ones in any order, `lines` by id (16 hex): what a line grew from
     is unknown where neither its record nor its first snapshot tells. `keep_last` is at least 1,
-    `keep_best` the name of a metric.
+    `keep_best` the name of a metric, of which the highest value counts, or with `keep_best_mode`
+    "min" the lowest.
     """
     ordered = sorted(snapshots, key=lambda info: info.order)
     if not ordered:
@@ -43,14 +46,19 @@ def plan(
     origins = {text: Origin(line.parent, line.parent_line) for text, line in lines.items()}
     told = told_by_snapshots(ordered, origins)
     history = _history(ordered[-1], ordered, {**origins, **{i.line: o for i, o in told}})
-    kept = {info.name for info in history[-max(1, keep_last) :]}
+    newest = max(1, keep_last)
+    kept = {info.name for info in _counted(history)[-newest:]}
+    light = _light(history, ordered)
+    kept.update(info.name for info in light[-newest:])
+    kept.update(info.name for info in history if info.milestone)
     kept.update([info.name for info in ordered if info.name in verified][-1:])
-    kept.update(_best(history, keep_best))
+    kept.update(_best(history, keep_best, keep_best_mode))
     witnesses = {info.name for info, _ in told}
     for index, info in enumerate(history):
         if info.name in witnesses and any(older.name in kept for older in history[:index]):
             kept.add(info.name)
-    return tuple(info.name for info in history if info.name not in kept)
+    going = {info.name for info in (*history, *light)} - kept
+    return tuple(info.name for info in ordered if info.name in going)
 
 
 def plan_lines(
@@ -79,13 +87,30 @@ def plan_lines(
     return tuple(text for text in lines if text not in kept)
 
 
-def _best(history: Sequence[SnapshotInfo], metric: str | None) -> list[str]:
-    """Return the name of the snapshot with the highest value, the oldest of equals; NaN is none."""
+def _counted(history: Sequence[SnapshotInfo]) -> list[SnapshotInfo]:
+    """Return the snapshots of which the last N stay: those to go on from, milestones apart."""
+    return [info for info in history if not (info.milestone or info.is_weights_only)]
+
+
+def _light(history: Sequence[SnapshotInfo], ordered: Sequence[SnapshotInfo]) -> list[SnapshotInfo]:
+    """Return the snapshots of weights, milestones apart, of the lines of a history. A restore goes
+    on from before such a one, so that it need be nobody's ancestor."""
+    lines = {info.line for info in history}
+    return [
+        info
+        for info in ordered
+        if info.is_weights_only and not info.milestone and info.line in lines
+    ]
+
+
+def _best(history: Sequence[SnapshotInfo], metric: str | None, mode: str) -> list[str]:
+    """Return the name of the snapshot with the best value, the oldest of equals; NaN is none."""
     if metric is None:
         return []
     values = [(info.metrics.get(metric, math.nan), info) for info in history]
     values = [(value, info) for value, info in values if not math.isnan(value)]
-    return [max(values, key=lambda item: item[0])[1].name] if values else []
+    sign = -1 if mode == "min" else 1
+    return [max(values, key=lambda item: sign * item[0])[1].name] if values else []
 
 
 class Origin(NamedTuple):

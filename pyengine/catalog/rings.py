@@ -38,7 +38,7 @@ def read_rings(info: SnapshotInfo) -> list[RingRecord]:
     """Return the snapshot's rings; never raises for what is wrong with one."""
     rings = []
     for component in info.components:
-        record = info.file(f"{names.BUFFER}/{component.name}/{names.BUFFER_HEADER}")
+        record = info.file(f"{names.ring_directory(component.name)}/{names.BUFFER_HEADER}")
         if component.kind != "ring" or record is None:
             continue
         try:

@@ -110,7 +110,8 @@ def has_manifest(snapshot_path: str) -> bool:
 
 
 def newest_restorable(run_dir: str) -> SnapshotInfo | None:
-    """Return the newest committed snapshot; None: the run has none.
+    """Return the newest committed snapshot to go on from, else the newest of weights alone; None:
+    the run has none.
 
     A snapshot in whose restore the process died twice comes after all others, which is logged as an
     error. Raises DamageError,
@@ -120,7 +121,13 @@ def newest_restorable(run_dir: str) -> SnapshotInfo | None:
     candidates = restorable_names(run_dir)
     for text in told_of_deaths(run_dir, candidates):
         logger.error("%s: %s", run_dir, text)
-    return read_snapshot(run_dir, candidates[0]) if candidates else None
+    weights = None
+    for name in candidates:
+        info = read_snapshot(run_dir, name)
+        if not info.is_weights_only:
+            return info
+        weights = weights or info
+    return weights
 
 
 def restorable_names(run_dir: str) -> list[str]:

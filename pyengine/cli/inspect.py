@@ -1,4 +1,4 @@
-"""`pyengine inspect RUN`: the snapshots of a run, or the contents of one snapshot."""
+"""`pyengine inspect RUN`: the snapshots of a run and the contents of the newest, or of one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from pyengine.cli.words import format_bytes, open_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pyengine.format.manifest import ComponentRecord
+
 
 _SHOWN_RUNS = 8
+_NOTE_LENGTH = 400
+_COLUMNS = ("component", "kind", "status", "present", "size", "restored into", "files")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -85,6 +89,8 @@ def _print_tables(run: Run) -> None:
         _print_snapshot(console, run.snapshots[0])
     elif run.snapshots:
         _print_snapshots(console, run)
+        console.print("what a restore goes on from:")
+        _print_snapshot(console, _newest(run))
     else:
         console.print("no snapshots")
     moved = quarantine.snapshot_names(run.path)
@@ -95,12 +101,18 @@ def _print_tables(run: Run) -> None:
         console.print(f"{problem.kind}: {problem.text}", style="red", markup=False, soft_wrap=True)
 
 
+def _newest(run: Run) -> SnapshotInfo:
+    """Return the newest snapshot to go on from, else the newest of weights alone."""
+    full = [info for info in run.snapshots if not info.is_weights_only]
+    return (full or run.snapshots)[-1]
+
+
 def _print_snapshots(console: Console, run: Run) -> None:
     from rich.table import Column, Table
 
     table = Table(
         Column("snapshot", overflow="fold"),
-        *("step", "line", "created", "size", "saved", "restored"),
+        *("step", "line", "created", "size", "saved", "level", "restored"),
         box=None,
     )
     restored = restored_snapshots(run.path)
@@ -113,6 +125,7 @@ def _print_snapshots(console: Console, run: Run) -> None:
             info.created_at,
             format_bytes(info.size_bytes),
             f"{saved} of {len(info.components)}",
+            info.level.name + (", milestone" if info.milestone else ""),
             "yes" if info.name in restored else "",
         )
     console.print(table)
@@ -131,14 +144,16 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
 
     console.print(f"snapshot {info.name}, step {info.global_step}, line {info.line}")
     console.print(f"parent {info.parent or '-'}, created {escape(info.created_at)}")
-    table = Table("component", "kind", "status", "size", "files", box=None)
+    _print_level(console, info)
+    table = Table(*_COLUMNS, box=None)
     for component in info.components:
-        status = component.status + (f": {component.reason}" if component.reason else "")
         table.add_row(
             escape(component.name),
             escape(component.kind),
-            escape(status),
+            escape(_status(component)),
+            "yes" if component.status == "saved" else "no",
             format_bytes(component.bytes),
+            escape(component.type or "-"),
             f"{len(component.files)}",
         )
     console.print(table)
@@ -150,8 +165,27 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
         console.print(f"{words}{imported.get('level')}", markup=False, soft_wrap=True)
     for name, value in info.metrics.items():
         console.print(f"metric {escape(name)} = {value!r}")
+    for name, note in info.notes.items():
+        text = f"note {name} = {json.dumps(note)}"
+        console.print(text[:_NOTE_LENGTH], markup=False, soft_wrap=True)
     if info.evaluations:
         console.print(f"{info.evaluations} evaluation records")
+
+
+def _status(component: ComponentRecord) -> str:
+    harmless = " (harmless)" if component.harmless else ""
+    reason = f": {component.reason}" if component.reason else ""
+    return f"{component.status}{harmless}{reason}"
+
+
+def _print_level(console: Console, info: SnapshotInfo) -> None:
+    milestone = ", a milestone" if info.milestone else ""
+    console.print(f"level {info.level}{milestone}", markup=False, soft_wrap=True)
+    for reason in info.level.reasons:
+        console.print(f"  because {reason}", markup=False, soft_wrap=True)
+    ran_on = {**info.versions, **info.runtime}
+    text = ", ".join(f"{name} {value}" for name, value in ran_on.items())
+    console.print(f"made on {text}", markup=False, soft_wrap=True)
 
 
 def _print_ring(console: Console, ring: RingRecord) -> None:

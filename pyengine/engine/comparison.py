@@ -9,6 +9,7 @@ from pyengine.catalog.info import SnapshotInfo
 from pyengine.engine.report import ComponentReport
 from pyengine.engine.tracked import Tracked
 from pyengine.errors import ComponentMismatchError, StateMismatchError
+from pyengine.format.levels import WEIGHT_KINDS
 from pyengine.format.manifest import ComponentRecord
 
 
@@ -51,12 +52,25 @@ def compare_names(
     )
 
 
+def beside_weights(tracked: Tracked) -> dict[str, str]:
+    """Return what is tracked and no weights: kinds by name."""
+    kinds = {name: one.kind for name, one in tracked.components.items()}
+    kinds |= dict.fromkeys(tracked.rings, "ring")
+    return {name: kind for name, kind in kinds.items() if kind not in WEIGHT_KINDS}
+
+
 def absent(
     tracked: Tracked,
     info: SnapshotInfo,
     saved: dict[str, ComponentRecord],
+    *,
+    is_weights: bool = False,
 ) -> Iterator[ComponentReport]:
-    """Yield a line for everything that is not put back."""
+    """Yield a line for everything that is not put back; `is_weights`: on purpose."""
+    if is_weights:
+        for name, kind in beside_weights(tracked).items():
+            note = "weights alone: left as it is"
+            yield ComponentReport(name, kind, "skipped", note=note)
     for name, record in saved.items():
         if name in tracked.excluded:
             note = f"here: {tracked.excluded[name]}"
@@ -64,7 +78,8 @@ def absent(
         elif name not in tracked.names:
             yield ComponentReport(name, record.kind, "not tracked", note="left in the snapshot")
     reasons = {record.name: record.reason for record in info.components}
-    for name in sorted(tracked.names - set(saved)):
+    passed = beside_weights(tracked) if is_weights else ()
+    for name in sorted(tracked.names - set(saved) - set(passed)):
         kind = tracked.components[name].kind if name in tracked.components else "ring"
         reason = reasons.get(name)
         note = f"excluded then: {reason}" if reason else "left as it is"

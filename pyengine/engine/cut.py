@@ -13,13 +13,13 @@ STAGED alone (`pyengine.engine.late`); everything else is of the tick as before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyengine.capture.component import Component, Phase
+from pyengine.capture.component import Captured, Component, Phase
 from pyengine.capture.copiers import Copier
 from pyengine.capture.copiers.cpu import CpuCopier
 from pyengine.capture.coverage import check_coverage
@@ -31,12 +31,14 @@ from pyengine.config import PAGE_BYTES
 from pyengine.engine.buffers import StagingBuffers, StagingSlot
 from pyengine.engine.critical import run_whole
 from pyengine.engine.late import LateStaging, StepGuards
+from pyengine.engine.runtime import runtime
 from pyengine.engine.tracked import Tracked
 from pyengine.events import logger, warn_once
 from pyengine.format.buffer_header import DroppedRun, LaneRecord
 from pyengine.format.descriptor import FilePlan, RingCut, SlotRange, SnapshotDescriptor
+from pyengine.format.levels import WEIGHT_KINDS, WEIGHTS, Level
 from pyengine.format.manifest import ComponentRecord
-from pyengine.format.names import BUFFER
+from pyengine.format.names import ring_directory
 from pyengine.shm.arena import Arena
 from pyengine.shm.control import DescriptorPlace, EngineControl
 from pyengine.shm.states import StagingState
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 MUTABLE_FILE = "mutable.safetensors"
 """Name of the file beside a buffer header that holds a ring's mutable fields."""
 
+_WEIGHTS_ALONE = "a snapshot of weights alone"
 _WIDEST = LaneRecord(tail=1 << 62, total_count=1 << 62, break_pending=True)
 _SLACK_BYTES = 4096
 _DROPPED_RUN_BYTES = 28
@@ -70,7 +73,7 @@ class _RingPlan:
     @property
     def mutable_file(self) -> str | None:
         """Path of the file of mutable fields, None where the ring has none."""
-        return f"{BUFFER}/{self.name}/{MUTABLE_FILE}" if self.layout is not None else None
+        return f"{ring_directory(self.name)}/{MUTABLE_FILE}" if self.layout is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +139,22 @@ class Cutter:
         meta: Mapping[str, Any],
         on_published: Callable[[], None],
     ) -> None:
-        components = list(self._tracked.components.values())
+        components, saved_rings = self._chosen(draft.level)
         captured = [component.capture() for component in components]
         check_coverage(components, captured)
+        if draft.level.name != WEIGHTS:
+            self._tracked.check_reachable(captured)
+            # Only now: what could not be captured whole is excluded while it is captured.
+            draft = replace(draft, level=self._tracked.level())
         choice = self._choose_late(components)
         plan = self._layout.plan(captured, meta)
-        rings, end = self._plan_rings(plan.required_bytes)
+        rings, end = self._plan_rings(saved_rings, plan.required_bytes)
         files = [*plan.files, *(self._mutable_plan(ring) for ring in rings if ring.layout)]
         draft = replace(
             draft,
-            components=(*plan.components, *self._other_records(rings)),
+            components=(*self._records(plan.components), *self._other_records(captured, rings)),
             files=tuple(files),
+            runtime=runtime(captured),
             static=tuple(sorted(self._tracked.static)),
         )
         room = len(draft.pack()) + _SLACK_BYTES
@@ -169,7 +177,15 @@ class Cutter:
             run_whole(publish)
         finally:
             place.release()
-        self._buffers.make_ahead(end + room)
+        if draft.level.name != WEIGHTS:
+            self._buffers.make_ahead(end + room)
+
+    def _chosen(self, level: Level) -> tuple[list[Component], Mapping[str, ReplayBuffer]]:
+        """Return the components and rings of a snapshot of that level."""
+        components = list(self._tracked.components.values())
+        if level.name != WEIGHTS:
+            return components, self._tracked.rings
+        return [one for one in components if one.kind in WEIGHT_KINDS], {}
 
     def _choose_late(self, components: list[Component]) -> LateChoice | None:
         """Return what may be copied after the tick; None where nothing may."""
@@ -233,10 +249,12 @@ class Cutter:
             if late is None:
                 entry.move_staging(sequence, StagingState.STAGING, StagingState.STAGED)
 
-    def _plan_rings(self, start: int) -> tuple[list[_RingPlan], int]:
+    def _plan_rings(
+        self, rings: Mapping[str, ReplayBuffer], start: int
+    ) -> tuple[list[_RingPlan], int]:
         """Place the rings' mutable fields from `start` on; return the plans and their end."""
         plans, end = [], start
-        for name, ring in self._tracked.rings.items():
+        for name, ring in rings.items():
             sources = ring.mutable_arrays()
             layout = lay_out(list(sources), list(sources.values()), "{}") if sources else None
             plans.append(_RingPlan(name, ring, sources, layout, end))
@@ -273,12 +291,25 @@ class Cutter:
             targets[name] = np.frombuffer(memory, source.dtype).reshape(source.shape)
         return targets
 
-    def _other_records(self, rings: list[_RingPlan]) -> list[ComponentRecord]:
-        """Return the records of rings (their files come from the writer) and of exclusions."""
-        records = [ComponentRecord(ring.name, "ring", "saved", None, (), 0) for ring in rings]
-        for name, reason in self._tracked.excluded.items():
-            records.append(ComponentRecord(name, "excluded", "excluded", reason, (), 0))
-        return records
+    def _records(self, records: Iterable[ComponentRecord]) -> list[ComponentRecord]:
+        types = self._tracked.types
+        return [replace(record, type=types.get(record.name)) for record in records]
+
+    def _other_records(
+        self, captured: list[Captured], rings: list[_RingPlan]
+    ) -> list[ComponentRecord]:
+        """Return the records of rings (their files come from the writer), of exclusions, and of
+        what a snapshot of weights leaves out."""
+        tracked = self._tracked
+        records = [ComponentRecord(ring.name, "ring", "saved") for ring in rings]
+        present = {one.name for one in captured} | {ring.name for ring in rings}
+        for name in sorted(tracked.names - present):
+            kind = tracked.components[name].kind if name in tracked.components else "ring"
+            records.append(ComponentRecord(name, kind, "excluded", _WEIGHTS_ALONE))
+        for name, reason in tracked.excluded.items():
+            harmless = name in tracked.harmless
+            records.append(ComponentRecord(name, "excluded", "excluded", reason, harmless=harmless))
+        return self._records(records)
 
     def _memory(self, slot: StagingSlot, arena: Arena) -> StagingMemory:
         """Return the filling side of a slot, made anew with each arena and when CUDA comes in."""

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyengine
 from pyengine.capture.files import Json
+from pyengine.engine.notes import Notes
 from pyengine.errors import ConfigError
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.document import is_unicode
+from pyengine.format.levels import UNDECLARED, Level
 from pyengine.format.manifest import utc_timestamp
 from pyengine.format.names import line_text
 
@@ -27,10 +29,10 @@ _LIBRARIES = ("numpy", "torch", "gymnasium", "stable_baselines3", "tianshou", "t
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the user says about a run: an id of the algorithm, and notes (plain JSON values)."""
+    """What the user says about a run: an id of the algorithm, and notes."""
 
     algorithm: str | None
-    notes: dict[str, Any]
+    notes: Notes
 
 
 def draft_of(
@@ -40,6 +42,8 @@ def draft_of(
     metrics: dict[str, float],
     identity: Identity,
     evaluations: int = 0,
+    level: Level = UNDECLARED,
+    milestone: bool = False,
 ) -> SnapshotDescriptor:
     """Return the descriptor of a snapshot without its components, files and rings."""
     return SnapshotDescriptor(
@@ -52,7 +56,9 @@ def draft_of(
         versions=versions(),
         metrics=metrics,
         evaluations=evaluations,
-        notes=identity.notes,
+        notes=identity.notes.to_dict(),
+        level=level,
+        milestone=milestone,
     )
 
 

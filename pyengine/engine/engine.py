@@ -10,42 +10,44 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pyengine import config, errors
-from pyengine.catalog.pool import pool_directory
 from pyengine.engine import settings
 from pyengine.engine.at_exit import close_at_exit
 from pyengine.engine.critical import is_in_signal_handler, run_whole
 from pyengine.engine.describe import Metrics, check_metrics
 from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.fall_back import restore_newest
-from pyengine.engine.lifetime import Lifetime
 from pyengine.engine.options import EngineOptions
 from pyengine.engine.owner import RingOwner
 from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.population import Population
+from pyengine.engine.recording import Recording
 from pyengine.engine.report import RestoreReport
 from pyengine.engine.restore import Replay, RestoreOptions, Sanity, start_fresh
+from pyengine.engine.runtime import runtime
+from pyengine.engine.scalars import Scalars
 from pyengine.engine.session import Session
 from pyengine.engine.stopping import STOP_SIGNALS, StopSignals, installed, stopped
 from pyengine.engine.supervised import lifeline_of_process, tell_supervisor
 from pyengine.engine.taker import Taker
 from pyengine.engine.tracked import Tracked
+from pyengine.engine.tracking import Tracking
 from pyengine.events import logger
 from pyengine.fs.forking import register_for_child
 from pyengine.fs.mounts import is_remote
 
-if TYPE_CHECKING:
-    from pyengine.format.evaluations import EvaluationRecord
 
-
-class SnapshotEngine(Lifetime):
+class SnapshotEngine(Tracking, Recording, Population):
     """Owns a run directory and takes snapshots of everything that is tracked.
 
     `every_steps` and `every_seconds` say when `tick` takes one (whichever comes first; neither:
     only `snapshot` does); `budget` is the largest share of time that snapshots may cost (None: no
     limit), `keep_last` how many stay; with `keep_best` the one with the highest value of that
-    metric stays too. When both staging slots are in use, `when_busy` leaves the snapshot out
+    metric stays too (with `keep_best_mode="min"` the lowest). A milestone is taken every
+    `milestone_every` steps, of weights alone or with `milestones="full"` of everything, and is
+    never pruned. When both staging slots are in use, `when_busy` leaves the snapshot out
     ("skip") or waits ("wait"). A snapshot that the writer could not make durable is raised at the
     next call, or logged, by `on_error` (StaleGenerationError is always raised); one that was given
     up so that training could go on is logged, and an error only for who waits for it. `on_damage`
@@ -85,6 +87,9 @@ class SnapshotEngine(Lifetime):
         every_seconds: float | None = None,
         keep_last: int = 3,
         keep_best: str | None = None,
+        keep_best_mode: Literal["max", "min"] = "max",
+        milestone_every: int | None = None,
+        milestones: Literal["weights", "full"] = "weights",
         budget: float | None = 0.1,
         when_busy: Literal["skip", "wait"] = "skip",
         on_error: Literal["raise", "warn"] = "raise",
@@ -105,6 +110,9 @@ class SnapshotEngine(Lifetime):
             every_seconds=every_seconds,
             keep_last=keep_last,
             keep_best=keep_best,
+            keep_best_mode=keep_best_mode,
+            milestone_every=milestone_every,
+            milestones=milestones,
             budget=budget,
             when_busy=when_busy,
             on_error=on_error,
@@ -126,11 +134,13 @@ class SnapshotEngine(Lifetime):
         self._tracked = Tracked(track_rng=options.track_rng)
         self._owner = RingOwner(self)
         self._evaluations = Evaluations()
+        self._notes = options.identity.notes
+        self._scalars = Scalars()
         self._is_poisoned = False
         self._owner_pid = os.getpid()
         self._session: Session | None = None
         # Empty at first, so that an interrupt at any moment finds here what was opened so far.
-        session = Session()
+        session = Session(self._scalars.committed)
         self._stop = StopSignals()
         self._lifeline = lifeline_of_process()
         try:
@@ -138,6 +148,7 @@ class SnapshotEngine(Lifetime):
                 options.path,
                 keep_last=options.keep_last,
                 keep_best=options.keep_best,
+                keep_best_mode=options.keep_best_mode,
                 drain_wait=options.drain_wait,
                 takeover=options.takeover,
             )
@@ -147,7 +158,9 @@ class SnapshotEngine(Lifetime):
                 options.trigger,
                 options.identity,
                 self._evaluations,
+                self._scalars,
                 options.staging,
+                options.milestones,
                 waits=options.waits,
                 raises=options.raises,
             )
@@ -163,51 +176,6 @@ class SnapshotEngine(Lifetime):
             self._stop.uninstall()
             run_whole(session.abandon, even_if_interrupted=True)
             raise
-
-    def track(self, **objects: Any) -> SnapshotEngine:
-        """Save these objects under these names, and restore them in place.
-
-        Modules, optimizers, schedulers, scalers, generators, tensors and arrays, dicts, lists and
-        dataclasses of plain values, EnvironmentState, ReplayBuffer, and anything with
-        get_state/set_state or state_dict/load_state_dict: its `check_state(state)`, where it has
-        one, may raise to refuse a saved state before a restore changes anything. Returns the
-        engine. Raises ConfigError for a name in use or an object under two names, UntrackableError
-        for an object that cannot be restored in place, CaptureError for a container that holds what
-        cannot be saved, RingInUseError for a ring that another engine tracks; ConfigError for one
-        with a memory limit where the run is on a network or FUSE file system. Nothing was added
-        then.
-        """
-        session = self._live()
-        components, rings = self._tracked.build(objects)
-        is_mappable = bool(rings) and not is_remote(session.run_dir)
-        bound: list[Any] = []
-        try:
-            for name, ring in rings.items():
-                ring.bind(
-                    self._owner,
-                    name,
-                    line=session.control.line,
-                    strict=self._strict,
-                    pool=pool_directory(session.run_dir, name) if is_mappable else None,
-                    on_damage=self._on_damage,
-                )
-                bound.append(ring)
-        except BaseException:
-            for ring in bound:
-                ring.unbind(self._owner)
-            raise
-        self._tracked.add(objects, components, rings)
-        return self
-
-    def exclude(self, name: str, reason: str) -> None:
-        """Leave something out visibly: snapshots and restore reports list it with the reason."""
-        self._live()
-        self._tracked.exclude(name, reason)
-
-    def declare_static(self, *names: str) -> None:
-        """Declare that tracked components need not change, so that nothing warns of it."""
-        self._live()
-        self._tracked.declare_static(names)
 
     def tick(self, step: int, metrics: Metrics | None = None) -> PendingSnapshot | None:
         """Take a snapshot if one is due; call it as the last statement of a step.
@@ -277,9 +245,17 @@ class SnapshotEngine(Lifetime):
             finally:
                 self._stop = former
 
-    def snapshot(self, step: int, metrics: Mapping[str, float] | None = None) -> PendingSnapshot:
+    def snapshot(
+        self,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        weights_only: bool = False,
+    ) -> PendingSnapshot:
         """Take a snapshot now, as the one of `step`; `metrics` go into its manifest.
 
+        `weights_only=True` saves modules and tensors alone, for evaluation: a restore passes it
+        over unless asked for it, and `keep_last` of them stay beside the others.
         Waits up to 30 s for a staging slot, then raises SnapshotBusyError. Asked for in a signal
         handler, where the learner may be in the middle of a step, it is a wish for the next tick.
         Raises as `tick` does.
@@ -287,11 +263,12 @@ class SnapshotEngine(Lifetime):
         session = self._live()
         step = settings.check_step(step)
         checked = check_metrics(settings.check_mapping("metrics", metrics))
+        weights_only = settings.check_flag("weights_only", weights_only)
         if session.is_this_threads_turn() or is_in_signal_handler():
             return self._taker.wish()
         with self._turn(session):
             self._check_started(session)
-            return self._taker.snapshot(step, checked)
+            return self._taker.snapshot(step, checked, weights_only=weights_only)
 
     def finish_staging(self) -> None:
         """Copy now what the newest snapshot has left for later; nothing without `overlap`.
@@ -311,6 +288,7 @@ class SnapshotEngine(Lifetime):
         allow: Collection[str] = (),
         fall_back: bool = True,
         sanity: Sanity | None = None,
+        weights: bool = False,
     ) -> RestoreReport:
         """Put the newest committed snapshot back into the tracked objects; always a report.
 
@@ -325,6 +303,11 @@ class SnapshotEngine(Lifetime):
         snapshots that are damaged or gone too. Rows that it knows of and cannot give are told in
         the report's notes, by ring, lane and cause. `allow` names
         components that may be missing on either side.
+
+        Snapshots of weights alone are passed over; where there are no others: WeightsOnlyError.
+        `weights=True` takes the newest of either kind and puts modules and tensors back, nothing
+        else: optimizers, rows, generators and counters stay as the script has made them, and
+        `next_step` counts on from there.
 
         A snapshot whose damage is proven (read twice) is moved into the run's `quarantine/`, never
         deleted, those that share the damaged file are passed over, and the next older one is put
@@ -349,23 +332,26 @@ class SnapshotEngine(Lifetime):
         if replay_last is not None:
             replay_last = settings.check_count("replay_last", replay_last, low=0)
         allowed = settings.check_names("allow", allow)
-        eager = settings.check_flag("eager", eager) or is_remote(session.run_dir)
+        eager = settings.check_flag("eager", eager) or self._is_remote()
         fall_back = settings.check_flag("fall_back", fall_back)
+        weights = settings.check_flag("weights", weights)
         if sanity is not None:
             settings.check_callable("sanity", sanity)
         options = RestoreOptions(
-            eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage
+            eager, replay, replay_last, allowed, fall_back, sanity, self._on_damage, weights
         )
         with self._turn(session):
             session.buffers.finish_late()
             if session.has_pending:
                 raise errors.RestoreError("a snapshot is pending: wait for it, then restore")
-            self._tracked.rehearse()
+            captured = self._tracked.rehearse()
+            options = replace(options, runtime=runtime(captured))
             if self._fresh:
                 report = start_fresh(session, self._tracked)
             else:
                 report = restore_newest(session, self._tracked, options, self._applying)
-            if report:
+            if report.snapshot is not None:
+                self._notes.restored(report.snapshot.notes)
                 report = self._take_evaluations(report)
             self._has_snapshots = False
             lazy = () if eager or not report.rows else self._tracked.rings
@@ -376,23 +362,8 @@ class SnapshotEngine(Lifetime):
             logger.info("%s", report)
         return report
 
-    def _applying(self, is_applying: bool) -> None:
-        self._is_poisoned = is_applying
-
-    def record_evaluation(self, step: int, **metrics: float) -> EvaluationRecord:
-        """Keep the result of an evaluation of step `step` with the run: engine.record_evaluation(
-        step, mean_return=12.5).
-
-        Every later snapshot holds all records; a restore drops those of steps after its own. Any
-        number of seconds after that step, from one thread at a time; blocks for nothing and writes
-        nothing by itself. Raises ConfigError for what is no number, without metrics or with more
-        than 64, and where 10,000 records or 1 MiB of them are kept already; UnrestoredRunError and
-        PoisonedEngineError as `tick` does.
-        """
-        session = self._live()
-        step = settings.check_step(step)
-        self._check_restored(session)
-        return self._evaluations.add(step, dict(metrics))
+    def _is_remote(self) -> bool:
+        return is_remote(self._live().run_dir)
 
     def _take_evaluations(self, report: RestoreReport) -> RestoreReport:
         forgotten = self._evaluations.replace(report.evaluations)
@@ -400,15 +371,3 @@ class SnapshotEngine(Lifetime):
             return report
         note = f"{forgotten} evaluation records made since that snapshot were dropped"
         return replace(report, notes=(*report.notes, note))
-
-    @property
-    def evaluations(self) -> tuple[EvaluationRecord, ...]:
-        """The evaluation records of the run so far, in the order in which they were made."""
-        self._live()
-        return self._evaluations.records
-
-    @property
-    def skipped(self) -> int:
-        """How many snapshots were left out because both staging slots were in use."""
-        self._live()
-        return self._taker.skipped

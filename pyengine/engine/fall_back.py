@@ -25,6 +25,7 @@ from pyengine.errors import (
     FormatVersionError,
     MalformedFileError,
     NothingRestorableError,
+    WeightsOnlyError,
 )
 from pyengine.events import logger
 from pyengine.format import names
@@ -72,6 +73,8 @@ class _Search:
         self._damaged: dict[quarantine.FileIdentity, quarantine.DamagedFile] = {}
         self._notes: list[str] = []
         self._refused: list[tuple[str, str]] = []
+        self._weights: list[str] = []
+        """Snapshots of weights that were passed over."""
 
     def run(self) -> RestoreReport:
         """Try one after the other."""
@@ -93,7 +96,7 @@ class _Search:
                 self._mend_latest(name)
                 self._tell_of_losses(report)
                 return replace(report, notes=(*self._notes, *report.notes))
-        raise self._nothing_left()
+        raise self._nothing_left() if self._refused else self._weights_alone()
 
     def _try(self, name: str) -> RestoreReport | None:
         """Restore one snapshot; None: it is damaged, or shares a damaged file."""
@@ -102,6 +105,10 @@ class _Search:
             info = scan.read_snapshot(self._run_dir, name)
         except DamageError as error:
             self._give_up(quarantine.in_manifest(name, error), error)
+            return None
+        if info.is_weights_only and not self._options.weights:
+            self._weights.append(name)
+            self._notes.append(f"{name} was passed over: it holds weights alone")
             return None
         shared = quarantine.shared_file(info, self._damaged)
         if shared is not None:
@@ -186,10 +193,21 @@ class _Search:
         generation = self._session.claim.generation
         run_whole(lambda: commit.mend_latest(self._run_dir, generation, restored))
 
+    def _weights_alone(self) -> WeightsOnlyError:
+        shown = ", ".join(self._weights[:_SHOWN])
+        return WeightsOnlyError(
+            f"{self._run_dir}: its snapshots hold weights alone ({shown}), and training does not "
+            "go on from those as it was. To begin anew with the newest weights: "
+            "engine.restore(weights=True); without them: SnapshotEngine(..., fresh=True)",
+            snapshots=tuple(self._weights),
+        )
+
     def _nothing_left(self) -> NothingRestorableError:
         told = [f"{path}: {reason}" for path, reason in self._refused[:_SHOWN]]
         more = len(self._refused) - len(told)
         listed = "; ".join([*told, *([f"and {more} more"] if more else [])])
+        if self._weights:
+            listed += f"; {self._weights[0]} holds weights alone: restore(weights=True)"
         return NothingRestorableError(
             f"{self._run_dir}: none of its snapshots can be restored ({listed}). Put a good copy "
             f"into {names.SNAPSHOTS}/ under its own name, or begin anew beside them with "

@@ -207,6 +207,9 @@ class Lifetime:
             self._has_snapshots = bool(committed or quarantine.lost_snapshots(run_dir))
         return self._has_snapshots
 
+    def _applying(self, is_applying: bool) -> None:
+        self._is_poisoned = is_applying
+
     def _look_after_writer(self) -> None:
         """Hand over what the writer lacks, take in its news, replace it when it died."""
         if self._session is not None:

@@ -10,8 +10,9 @@ from typing import Any
 from pyengine.engine import settings
 from pyengine.engine.cut import Staging
 from pyengine.engine.describe import Identity
+from pyengine.engine.milestones import Milestones
+from pyengine.engine.notes import Notes
 from pyengine.engine.trigger import Trigger
-from pyengine.format.manifest import check_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class EngineOptions:
     identity: Identity
     keep_last: int
     keep_best: str | None
+    keep_best_mode: str
+    milestones: Milestones
     waits: bool
     raises: bool
     fresh: bool
@@ -41,6 +44,9 @@ class EngineOptions:
         every_seconds: float | None,
         keep_last: int,
         keep_best: str | None,
+        keep_best_mode: str,
+        milestone_every: int | None,
+        milestones: str,
         budget: float | None,
         when_busy: str,
         on_error: str,
@@ -58,12 +64,13 @@ class EngineOptions:
         """Return the options; ConfigError names the first that cannot be."""
         settings.check_choice("when_busy", when_busy, ("skip", "wait"))
         settings.check_choice("on_error", on_error, ("raise", "warn"))
+        settings.check_choice("keep_best_mode", keep_best_mode, ("max", "min"))
+        settings.check_choice("milestones", milestones, ("weights", "full"))
         settings.check_choice("on_damage", on_damage, ("raise", "drop"))
         identity = Identity(
             None if algorithm is None else settings.check_text("algorithm", algorithm),
-            settings.check_mapping("notes", notes),
+            Notes(settings.check_mapping("notes", notes)),
         )
-        check_notes(identity.notes)
         return cls(
             path=settings.check_path("run_dir", run_dir),
             trigger=Trigger(every_steps=every_steps, every_seconds=every_seconds, budget=budget),
@@ -74,6 +81,8 @@ class EngineOptions:
             identity=identity,
             keep_last=settings.check_count("keep_last", keep_last, low=1),
             keep_best=None if keep_best is None else settings.check_text("keep_best", keep_best),
+            keep_best_mode=keep_best_mode,
+            milestones=Milestones(milestone_every, is_full=milestones == "full"),
             waits=when_busy == "wait",
             raises=on_error == "raise",
             fresh=settings.check_flag("fresh", fresh),

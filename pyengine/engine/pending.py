@@ -40,6 +40,8 @@ class PendingSnapshot:
         self.step = -1
         self.sequence = 0
         self.name = ""
+        self.weights_only = False
+        """Whether modules and tensors alone were taken."""
         self.stall_seconds = 0.0
         """How long the capture held the training loop: its tick, and with `overlap` the optimizer's
         step that waited for the rest."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pyengine.catalog.info import SnapshotInfo
     from pyengine.format.evaluations import EvaluationRecord
+    from pyengine.format.levels import Level
 
 Found = Literal["restored", "skipped", "excluded", "not saved", "not tracked"]
 
@@ -35,6 +36,8 @@ class RestoreReport:
     `next_step` is the step to go on with: the snapshot's step + 1, or 0. `line` is the id of the
     history that begins here (16 hexadecimal digits); `notes` are differences worth knowing, and
     what became of snapshots that were passed over; `evaluations` the records up to that step.
+    `level` says how the run goes on: the snapshot's level, lowered by what is not as it was then
+    (None on a fresh run).
     Printed, it is a table.
     """
 
@@ -45,6 +48,7 @@ class RestoreReport:
     seconds: float = 0.0
     run_dir: str = field(default="", repr=False)
     evaluations: tuple[EvaluationRecord, ...] = ()
+    level: Level | None = None
 
     def __bool__(self) -> bool:
         return self.snapshot is not None
@@ -77,13 +81,22 @@ class RestoreReport:
         lines = [
             f"{self.run_dir}: {self.snapshot.name} restored in {self.seconds:.3f} s; "
             f"go on with step {self.next_step}",
-            *_table(self.components),
+            *table(self.components),
             *(f"note: {note}" for note in self.notes),
+            *_told(self.level, self.snapshot.level),
         ]
         return "\n".join(lines)
 
 
-def _table(components: tuple[ComponentReport, ...]) -> list[str]:
+def _told(level: Level | None, saved: Level) -> list[str]:
+    if level is None:
+        return []
+    was = f", {saved.name} when it was saved" if saved.name != level.name else ""
+    return [f"level: {level}{was}", *(f"    {reason}" for reason in level.reasons)]
+
+
+def table(components: tuple[ComponentReport, ...]) -> list[str]:
+    """Return a line for each component, and one above them, for people."""
     rows = [("component", "kind", "found", "bytes", "rows", "")]
     for item in components:
         rows_text = "" if item.rows is None else f"{item.rows:,}"

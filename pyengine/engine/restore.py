@@ -32,8 +32,9 @@ from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.later_rows import find_later_rows
 from pyengine.catalog.lines import Line, draw_id, next_line, open_line, recording
 from pyengine.catalog.snapshot_files import read_files
-from pyengine.engine.comparison import absent, check_kind, compare_names
+from pyengine.engine.comparison import absent, beside_weights, check_kind, compare_names
 from pyengine.engine.critical import run_beside, run_whole
+from pyengine.engine.levels import level_at_resume
 from pyengine.engine.report import ComponentReport, RestoreReport
 from pyengine.engine.ring_restore import RingRestore, RingSkip, is_replay_segment, read_ring
 from pyengine.engine.sanity import run_check
@@ -44,6 +45,7 @@ from pyengine.errors import (
 )
 from pyengine.events import logger
 from pyengine.format.evaluations import EvaluationRecord, read_evaluations
+from pyengine.format.levels import WEIGHT_KINDS
 from pyengine.format.manifest import ComponentRecord
 from pyengine.format.names import META
 
@@ -69,6 +71,9 @@ class RestoreOptions:
     fall_back: bool = True
     sanity: Sanity | None = None
     on_damage: OnDamage = "raise"
+    weights: bool = False
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    """What this process runs on (pyengine.engine.runtime)."""
 
 
 @dataclass(slots=True)
@@ -83,6 +88,8 @@ class _Work:
     notes: list[str] = field(default_factory=list)
     goes_on: bool = False
     """Whether environments are put back, so that open episodes are not at an end."""
+    lowering: list[str] = field(default_factory=list)
+    """What does not go on as it did, though nothing of it is missing."""
 
     line_id: int = field(default_factory=draw_id)
 
@@ -144,6 +151,14 @@ def restore_snapshot(
         time.perf_counter() - started,
         session.run_dir,
         work.evaluations,
+        level_at_resume(
+            info,
+            work.reports,
+            work.lowering,
+            options.runtime,
+            harmless=tracked.harmless,
+            is_weights=options.weights,
+        ),
     )
 
 
@@ -189,14 +204,20 @@ def _begin_line(
 
 def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: RestoreOptions) -> _Work:
     saved = {record.name: record for record in info.components if record.status == "saved"}
-    compare_names(tracked, info, saved, options.allow)
+    allow = options.allow
+    if options.weights:
+        saved = {name: one for name, one in saved.items() if one.kind in WEIGHT_KINDS}
+        allow += tuple(beside_weights(tracked))
+    compare_names(tracked, info, saved, allow)
     work = _Work(info)
     wanted = [record for name, record in saved.items() if name in tracked.names]
     files = read_files(info, _needed(info, wanted, options))
     # From here on checksums hold: what makes no sense now, no disk has made so.
     with _written_so(info):
         _decode(tracked, work, saved, files, options)
-    work.reports += absent(tracked, info, saved)
+    work.reports += absent(tracked, info, saved, is_weights=options.weights)
+    if options.replay_last is not None and work.rings:
+        work.lowering.append(f"replay_last={options.replay_last}")
     if options.replay == "latest":
         rings = {name: ring for name, ring in work.rings.items() if isinstance(ring, RingRestore)}
         headers = {name: one.header for name, one in rings.items()}
@@ -204,6 +225,7 @@ def _prepare(run_dir: str, tracked: Tracked, info: SnapshotInfo, options: Restor
         work.notes += told
         for name, rows in later.items():
             rings[name].extend(rows)
+            work.lowering.append(f"{name}: {rows.added} rows added after the snapshot")
     return work
 
 
@@ -223,7 +245,9 @@ def _decode(
             check_kind(component.name, component.kind, record)
             work.goes_on |= component.kind == "environment"
             decoded = component.decode({path: files[path] for path in record.files})
-            work.notes += component.check(decoded)
+            told = component.check(decoded)
+            work.notes += told
+            work.lowering += told if component.kind == "rng" else ()
             work.decoded[component.name] = decoded
             size = sum(sizes[path] for path in record.files)
             work.reports.append(ComponentReport(record.name, record.kind, "restored", size))

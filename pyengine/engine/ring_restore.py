@@ -23,7 +23,7 @@ from pyengine.catalog.later_rows import LaterRows
 from pyengine.engine.report import ComponentReport
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import BufferHeader
-from pyengine.format.names import BUFFER, BUFFER_HEADER
+from pyengine.format.names import BUFFER_HEADER, ring_directory
 from pyengine.replay.install import PreparedRing
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.segment_files import SegmentFile
@@ -61,7 +61,7 @@ class RingRestore:
         self._size_bytes = sum(
             record.size_bytes
             for record in info.files
-            if record.path.startswith(f"{BUFFER}/{name}/")
+            if record.path.startswith(f"{ring_directory(name)}/")
         )
         self._line = 0
         self._names: dict[str, pool.Adoption] = {}
@@ -185,7 +185,7 @@ class RingRestore:
     def _segment_file(self, file: str) -> SegmentFile:
         """Return where a file of the header lies: the snapshot's own link, which an error is to
         name, because moving that directory away is the remedy."""
-        path = f"{BUFFER}/{self._name}/{file}"
+        path = f"{ring_directory(self._name)}/{file}"
         shown = os.path.join(self._info.path, path)
         listed = self._info.file(path)
         if listed is None:
@@ -253,7 +253,7 @@ def read_ring(
 
     Raises DamageError, StateMismatchError; nothing has changed.
     """
-    directory = f"{BUFFER}/{name}"
+    directory = ring_directory(name)
     path = f"{directory}/{BUFFER_HEADER}"
     if path not in files:
         raise DamageError(f"{info.path}: {path} is not listed", path=os.path.join(info.path, path))

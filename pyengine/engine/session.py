@@ -46,11 +46,13 @@ if TYPE_CHECKING:
 class Session:
     """One claim on a run and what works under it; owns all of it. Inert in a forked child.
 
-    Empty until `open`, which an interrupt may end at any moment: `abandon` then lets go of whatever
-    was opened. `claim`, `run_dir`, `control`, `link` and `buffers` are there once it has returned.
+    `on_done` is told of each snapshot once its fate is known. Empty until `open`, which an
+    interrupt may end at any moment: `abandon` then lets go of whatever was opened. `claim`,
+    `run_dir`, `control`, `link` and `buffers` are there once it has returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_done: Callable[[PendingSnapshot], None] | None = None) -> None:
+        self._on_done = on_done
         self._link: WriterLink | None = None
         self._owner_pid = os.getpid()
         self._resources = contextlib.ExitStack()
@@ -73,12 +75,17 @@ class Session:
         *,
         keep_last: int,
         keep_best: str | None,
+        keep_best_mode: str,
         drain_wait: float,
         takeover: bool,
     ) -> None:
         """Claim the run and start the writer; raises as `claim_run` and Arena.create do."""
         stop = threading.Event()
-        retention = {"keep_last": keep_last, "keep_best": keep_best}
+        retention = {
+            "keep_last": keep_last,
+            "keep_best": keep_best,
+            "keep_best_mode": keep_best_mode,
+        }
 
         def claim() -> Claim:
             return claim_run(run_dir, wait_seconds=drain_wait, takeover=takeover, stop=stop)
@@ -131,10 +138,12 @@ class Session:
         done = [pending for pending in self._pending if pending.is_done]
         self._pending = [pending for pending in self._pending if pending not in done]
         for pending in done:
-            if pending.outcome is not None:
+            if pending.outcome is not None and not pending.weights_only:
                 self.persist_seconds = pending.outcome.persist_ns / 1e9
             if isinstance(pending.error, StaleGenerationError):
                 self.taken_over = pending.error
+            if self._on_done is not None:
+                self._on_done(pending)
         return done
 
     @property

@@ -15,12 +15,15 @@ from pyengine.engine.cut import Cutter, Staging
 from pyengine.engine.describe import Identity, Metrics, check_metrics, draft_of, meta_of
 from pyengine.engine.evaluations import Evaluations
 from pyengine.engine.late import StepGuards
+from pyengine.engine.milestones import Milestones
 from pyengine.engine.pending import PendingSnapshot
+from pyengine.engine.scalars import Scalars
 from pyengine.engine.session import Session
 from pyengine.engine.settings import check_mapping
 from pyengine.engine.tracked import Tracked
 from pyengine.engine.trigger import Trigger
 from pyengine.events import logger
+from pyengine.format.levels import UNDECLARED, WEIGHTS, Level
 from pyengine.format.names import snapshot_name
 
 
@@ -35,7 +38,9 @@ class Taker:
         trigger: Trigger,
         identity: Identity,
         evaluations: Evaluations,
+        scalars: Scalars,
         staging: Staging,
+        milestones: Milestones,
         *,
         waits: bool,
         raises: bool,
@@ -45,6 +50,8 @@ class Taker:
         self._trigger = trigger
         self._identity = identity
         self._evaluations = evaluations
+        self._scalars = scalars
+        self._milestones = milestones
         self._waits = waits
         self._raises = raises
         self._guards = StepGuards(self._before_step)
@@ -66,6 +73,7 @@ class Taker:
         self._restored_step = -1 if restored_step is None else restored_step
         self._is_untouched = restored_step is not None
         self._trigger.start(max(0, self._restored_step))
+        self._milestones.start(max(0, self._restored_step))
         self._hand_over_rings()
         for name in lazy_rings:
             self._session.link.warm(name)  # the first batch is asked for already, and comes first
@@ -80,15 +88,28 @@ class Taker:
         self._check_order("tick", step, self._restored_step + 1)
         self._is_untouched = False
         self._raise_errors()
-        if not self._trigger.is_due(step) and self._wish is None:
+        is_milestone = self._milestones.is_due(step)
+        is_full = self._trigger.is_due(step) or self._wish is not None
+        is_full = is_full or (is_milestone and self._milestones.is_full)
+        if not is_full and not is_milestone:
             self._make_slot_ahead()
             return None
+        # A full one goes first; a milestone of weights stays due, and is the next tick's.
+        is_milestone = is_milestone and is_full == self._milestones.is_full
         checked = check_metrics(
             check_mapping("metrics", metrics() if callable(metrics) else metrics)
         )
-        pending = self._begin(step, checked, config.STAGING_WAIT_SECONDS if self._waits else 0.0)
-        if pending is None:
+        pending = self._begin(
+            step,
+            checked,
+            config.STAGING_WAIT_SECONDS if self._waits else 0.0,
+            weights_only=not is_full,
+            milestone=is_milestone,
+        )
+        if pending is None and is_full:
             self._skip(step)
+        elif pending is not None and is_milestone:
+            self._milestones.taken(step)
         return pending
 
     def snapshot(
@@ -96,6 +117,8 @@ class Taker:
         step: int,
         metrics: dict[str, float],
         failed: list[errors.PyengineError] | None = None,
+        *,
+        weights_only: bool = False,
     ) -> PendingSnapshot:
         """Take a snapshot; SnapshotBusyError where no slot becomes free in time.
 
@@ -105,7 +128,8 @@ class Taker:
         self._check_order("a snapshot", step, self._restored_step)
         self._is_untouched = False
         self._raise_errors(failed)
-        pending = self._begin(step, metrics, config.STAGING_WAIT_SECONDS, failed)
+        wait_seconds = config.STAGING_WAIT_SECONDS
+        pending = self._begin(step, metrics, wait_seconds, failed, weights_only=weights_only)
         if pending is None:
             raise errors.SnapshotBusyError(
                 f"both staging slots stayed in use for {config.STAGING_WAIT_SECONDS:.0f} s: the "
@@ -168,6 +192,9 @@ class Taker:
         metrics: dict[str, float],
         wait_seconds: float,
         failed: list[errors.PyengineError] | None = None,
+        *,
+        weights_only: bool = False,
+        milestone: bool = False,
     ) -> PendingSnapshot | None:
         """Take a snapshot into a free slot; None where none became free in time."""
         session = self._session
@@ -179,14 +206,16 @@ class Taker:
             return None
         session.record_fates()
         started = time.perf_counter()
-        pending = self._wish or PendingSnapshot(session)
+        pending = (None if weights_only else self._wish) or PendingSnapshot(session)
+        pending.weights_only = weights_only
         name = snapshot_name(step, session.claim.generation, sequence)
 
         def published() -> None:
             pending.bind(slot.entry, step=step, sequence=sequence, name=name)
             session.add_pending(pending)
-            self._latest = pending
-            self._wish = None
+            if not weights_only:
+                self._latest = pending
+                self._wish = None
 
         try:
             # The writer must have every ring before it sees a snapshot of it.
@@ -194,11 +223,16 @@ class Taker:
                 ring.mutable_arrays()
             self._hand_over_rings()
             count, records = self._evaluations.for_snapshot()
-            draft = draft_of(session, sequence, step, metrics, self._identity, count)
+            level = Level(WEIGHTS) if weights_only else UNDECLARED
+            draft = draft_of(
+                session, sequence, step, metrics, self._identity, count, level, milestone
+            )
             self._cutter.take(slot, draft, meta_of(draft, records), published)
         finally:
             session.link.wake()
         pending.stall_seconds += time.perf_counter() - started
+        if weights_only:
+            return pending
         self._is_slot_made = True
         self._trigger.fired(step)
         self._trigger.stalled(pending.stall_seconds)
@@ -250,6 +284,7 @@ class Taker:
         self._trigger.fired(step)
         self.skipped += 1
         self._skipped_in_a_row += 1
+        self._scalars.skipped(self.skipped, step)
         self._session.link.end_if_stopped()
         count = self._skipped_in_a_row
         if count > 1 and count & (count - 1) == 0:  # 2, 4, 8, ...: a log is no place for floods

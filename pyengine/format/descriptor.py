@@ -13,9 +13,10 @@ import msgpack
 
 from pyengine.errors import DamageError
 from pyengine.format.buffer_header import DroppedRun, LaneRecord
+from pyengine.format.levels import UNDECLARED, Level
 from pyengine.format.manifest import ComponentRecord
 
-_VERSION = 2
+_VERSION = 3
 _WHAT = "snapshot descriptor"
 
 
@@ -88,6 +89,9 @@ class SnapshotDescriptor:
     files: tuple[FilePlan, ...] = ()
     rings: tuple[RingCut, ...] = ()
     static: tuple[str, ...] = ()
+    level: Level = UNDECLARED
+    runtime: dict[str, Any] = field(default_factory=dict)
+    milestone: bool = False
 
     def pack(self) -> bytes:
         """Return the descriptor as bytes."""
@@ -110,6 +114,9 @@ class SnapshotDescriptor:
                 ],
                 "rings": [_pack_ring(ring) for ring in self.rings],
                 "static": list(self.static),
+                "level": [self.level.name, self.level.condition, list(self.level.reasons)],
+                "runtime": self.runtime,
+                "milestone": self.milestone,
             }
         )
         return packed
@@ -122,11 +129,13 @@ class SnapshotDescriptor:
             version = record.pop("version")
             if version != _VERSION:
                 raise ValueError(f"version {version}")
+            name, condition, reasons = record.pop("level")
             lists: dict[str, Any] = {
                 "components": tuple(_component(item) for item in record.pop("components")),
                 "files": tuple(_file(item) for item in record.pop("files")),
                 "rings": tuple(_ring(item) for item in record.pop("rings")),
                 "static": tuple(record.pop("static")),
+                "level": Level(name, condition, tuple(reasons)),
             }
             return cls(**record, **lists)
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
@@ -141,12 +150,14 @@ def _pack_component(component: ComponentRecord) -> list[Any]:
         component.reason,
         list(component.files),
         component.bytes,
+        component.type,
+        component.harmless,
     ]
 
 
 def _component(item: list[Any]) -> ComponentRecord:
-    name, kind, status, reason, files, size_bytes = item
-    return ComponentRecord(name, kind, status, reason, tuple(files), size_bytes)
+    name, kind, status, reason, files, size_bytes, of_type, harmless = item
+    return ComponentRecord(name, kind, status, reason, tuple(files), size_bytes, of_type, harmless)
 
 
 def _pack_piece(piece: bytes | SlotRange) -> Any:

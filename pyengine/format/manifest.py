@@ -18,6 +18,7 @@ from pyengine.errors import ConfigError, DamageError, PyengineError
 from pyengine.format import names
 from pyengine.format.document import Fields, is_shallow, parse_document
 from pyengine.format.evaluations import EVALUATIONS_MAX
+from pyengine.format.levels import UNDECLARED, Level, read_level
 from pyengine.format.metrics import metrics_to_json, read_metrics
 from pyengine.format.migrations import SCHEMA_VERSION, migrate
 from pyengine.format.sealed import check_seal, in_lines, seal
@@ -57,7 +58,11 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class ComponentRecord:
-    """One tracked object: whether it was saved, in which files, or why it was excluded."""
+    """One tracked object: whether it was saved, in which files, or why it was excluded.
+
+    `type` is that of the live object, which it is restored into (None: not known); `harmless` that
+    of an exclusion without which training goes on as before.
+    """
 
     name: str
     kind: str
@@ -65,6 +70,8 @@ class ComponentRecord:
     reason: str | None = None
     files: tuple[str, ...] = ()
     bytes: int = 0
+    type: str | None = None
+    harmless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,9 @@ class Manifest:
     """All that a snapshot says about itself.
 
     `line` is 16 hexadecimal digits, `created_at` ISO 8601 in UTC, `parent` the name of the
-    snapshot before it in its history, `evaluations` the number of records in meta.json.
+    snapshot before it in its history, `evaluations` the number of records in meta.json. `level`
+    says how a run goes on from it, `runtime` what that may depend on besides versions (threads,
+    devices, flags: plain values by name); a `milestone` is never pruned.
     """
 
     run_id: str
@@ -89,6 +98,9 @@ class Manifest:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
+    level: Level = UNDECLARED
+    runtime: dict[str, Any] = field(default_factory=dict)
+    milestone: bool = False
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -154,6 +166,7 @@ def _without_version(manifest: Manifest) -> dict[str, Any]:
     document["components"] = [_values(component) for component in manifest.components]
     document["files"] = [_values(record) for record in manifest.files]
     document["metrics"] = metrics_to_json(manifest.metrics)
+    document["level"] = manifest.level.to_json()
     return document
 
 
@@ -188,6 +201,9 @@ def _from_document(document: dict[str, Any], path: str) -> Manifest:
         metrics=read_metrics(fields),
         evaluations=fields.integer("evaluations", high=EVALUATIONS_MAX),
         notes=fields.mapping("notes"),
+        level=read_level(fields),
+        runtime=_runtime(fields),
+        milestone=fields.boolean("milestone"),
     )
 
 
@@ -218,6 +234,8 @@ def _component(fields: Fields, known: set[str]) -> ComponentRecord:
         reason=fields.optional_text("reason"),
         files=tuple(files),
         bytes=fields.integer("bytes"),
+        type=fields.optional_text("type"),
+        harmless=fields.boolean("harmless"),
     )
 
 
@@ -234,6 +252,14 @@ def _versions(fields: Fields) -> dict[str, str]:
         if not isinstance(value, str):
             fields.refuse("versions", "strings", value)
     return versions
+
+
+def _runtime(fields: Fields) -> dict[str, Any]:
+    runtime = fields.mapping("runtime")
+    for value in runtime.values():
+        if not isinstance(value, (bool, int, float, str)):
+            fields.refuse("runtime", "texts, numbers and truth values", value)
+    return runtime
 
 
 def utc_timestamp() -> str:

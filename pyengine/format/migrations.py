@@ -11,7 +11,7 @@ from typing import Any
 
 from pyengine.errors import FormatVersionError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the manifest that this pyengine writes."""
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
@@ -22,7 +22,31 @@ def _from_version_1(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "evaluations": 0}
 
 
-STEPS: Mapping[int, Step] = {1: _from_version_1}
+def _from_version_2(document: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 has levels, types, harmless exclusions, milestones and what a run ran on.
+
+    What was left out before may have mattered, and nothing was ever declared exact.
+    """
+    components = document.get("components")
+    left_out = True
+    if isinstance(components, list):  # else the reader refuses it
+        found = [one for one in components if isinstance(one, dict)]
+        left_out = any(one.get("status") == "excluded" for one in found)
+        components = [
+            {**one, "type": None, "harmless": False} if isinstance(one, dict) else one
+            for one in components
+        ]
+    level = "partial" if left_out else "state-complete"
+    return {
+        **document,
+        "components": components,
+        "level": {"name": level, "condition": None, "reasons": ["no level was declared then"]},
+        "runtime": {},
+        "milestone": False,
+    }
+
+
+STEPS: Mapping[int, Step] = {1: _from_version_1, 2: _from_version_2}
 
 
 def migrate(

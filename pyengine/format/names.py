@@ -251,6 +251,23 @@ def is_component_name(text: str) -> bool:
     return text[0] != "." and "/" not in text and "\\" not in text and text.isprintable()
 
 
+def is_nested_name(text: str) -> bool:
+    """Return whether something can be tracked by a name: one such part, or more between slashes,
+    of 100 bytes in all."""
+    fits = len(text.encode("utf-8", "surrogatepass")) <= 100
+    return fits and all(map(is_component_name, text.split("/")))
+
+
+def path_part(name: str) -> str:
+    """Return a component's name as it stands in paths: "member3/policy" is "member3.policy"."""
+    return name.replace("/", ".")
+
+
+def ring_directory(ring: str) -> str:
+    """Return the path of a ring's files below a snapshot."""
+    return f"{BUFFER}/{path_part(ring)}"
+
+
 def _numbers(match: re.Match[str] | None, first: int = 1) -> list[int] | None:
     if match is None:
         return None

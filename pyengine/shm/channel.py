@@ -6,7 +6,7 @@ stopped writer must not stop the trainer. A message that is too large for the so
 many fields) travels as a memfd, the last of its descriptors.
 
 trainer -> writer
-    hello {run_dir, generation, keep_last, keep_best, size}
+    hello {run_dir, generation, keep_last, keep_best, keep_best_mode, size}
                    fds: control arena, and where it could be taken the lock on the writer's byte of
                    the claim
     ring {name, size, schema}                                            fds: arena, seal eventfd

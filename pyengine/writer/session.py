@@ -48,6 +48,7 @@ class Session:
         self.generation: int = hello["generation"]
         self.keep_last: int = hello["keep_last"]
         self.keep_best: str | None = hello["keep_best"]
+        self.keep_best_mode: str = hello.get("keep_best_mode", "max")
         self.control = EngineControl.attach(Arena.attach(control_fd, hello["size"], "control"))
         self.run_id = self.control.run_id
         self.rings: dict[str, RingView] = {}

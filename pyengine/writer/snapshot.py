@@ -33,7 +33,7 @@ from pyengine.errors import (
 from pyengine.events import logger
 from pyengine.format.descriptor import SnapshotDescriptor
 from pyengine.format.manifest import ComponentRecord, Manifest
-from pyengine.format.names import is_trash, snapshot_name
+from pyengine.format.names import is_trash, path_part, snapshot_name
 from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
 from pyengine.shm.control import Entry, Outcome
@@ -154,8 +154,9 @@ class SnapshotJob:
                 begin=self._begin,
                 keep_last=session.keep_last,
                 keep_best=session.keep_best,
+                keep_best_mode=session.keep_best_mode,
                 visible=visible,
-                lines_in_use={name: ring.lines for name, ring in session.rings.items()},
+                lines_in_use={path_part(name): ring.lines for name, ring in session.rings.items()},
                 lock=lock,
             )
         if info is None:
@@ -243,6 +244,9 @@ class SnapshotJob:
             metrics=descriptor.metrics,
             evaluations=descriptor.evaluations,
             notes=descriptor.notes,
+            level=descriptor.level,
+            runtime=descriptor.runtime,
+            milestone=descriptor.milestone,
         )
 
     def _fail(self, error: Exception) -> None:

@@ -95,7 +95,7 @@ class SnapshotFiles:
     def _ring_steps(self, ring: _Ring) -> Iterator[None]:
         yield from ring.finder.steps()
         pieces = ring.finder.result()
-        base = f"{names.BUFFER}/{ring.cut.name}"
+        base = names.ring_directory(ring.cut.name)
         self._make_directories(base)
         # First: slots that hold what is lost may be freed at any time.
         yield from mend_steps(

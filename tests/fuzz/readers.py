@@ -109,6 +109,7 @@ READERS: dict[str, Reader] = {
     "segment": read_segment,
     "image": verify_image,
     "manifest": lambda data: Manifest.from_bytes(data, path="manifest.json"),
+    "older_manifest": lambda data: Manifest.from_bytes(data, path="manifest.json"),
     "buffer_header": lambda data: BufferHeader.from_bytes(data, path="buffer_header.json"),
     "descriptor": SnapshotDescriptor.unpack,
     "evaluations": lambda data: read_evaluations(data, "meta.json", expected=1),

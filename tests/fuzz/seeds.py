@@ -71,7 +71,8 @@ EVALUATIONS = {
 SEEDS: dict[str, bytes] = {
     "segment": _golden("segment.seg"),
     "image": _golden("part.seg"),
-    "manifest": _golden("manifest.json"),
+    "manifest": (GOLDEN.with_name("v4") / "manifest.json").read_bytes(),
+    "older_manifest": _golden("manifest.json"),
     "buffer_header": _golden("buffer_header.json"),
     "descriptor": DESCRIPTOR.pack(),
     "evaluations": _json(EVALUATIONS),
@@ -91,7 +92,16 @@ SEEDS: dict[str, bytes] = {
 MSGPACK = {"descriptor", "optimizer", "rng"}
 SAFETENSORS = {"tensors", "module"}
 BINARY = {"segment", "image"}
-SEALED = {"manifest", "line", "run", "branched", "generation", "marker", "quarantine"}
+SEALED = {
+    "manifest",
+    "older_manifest",
+    "line",
+    "run",
+    "branched",
+    "generation",
+    "marker",
+    "quarantine",
+}
 
 
 def _nested(depth: int) -> Any:
@@ -166,7 +176,7 @@ def _build(name: str, value: Any, original: bytes) -> bytes:
         return struct.pack("<Q", len(header)) + header + original[8 + length :]
     if name in SEALED and isinstance(value, dict):
         value.pop("xxh3_64", None)
-        return seal(json.dumps(value, indent=1 if name == "manifest" else None)) + b"\n"
+        return seal(json.dumps(value, indent=1 if name.endswith("manifest") else None)) + b"\n"
     return json.dumps(value).encode()
 
 

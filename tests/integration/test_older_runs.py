@@ -41,7 +41,7 @@ def test_a_run_of_an_older_version_is_restored_to_the_last_bit(
         engine.snapshot(report.next_step).wait(60)
         digest = training.digest()
     manifest = json.loads((run_dir / "latest" / "manifest.json").read_text())
-    assert manifest["schema_version"] == 2
+    assert manifest["schema_version"] == 3
     again = Training(seed=6, ring=new_ring(rows_per_lane=8))
     with pyengine.SnapshotEngine(run_dir) as engine:
         again.track(engine)

@@ -96,7 +96,7 @@ def decode_snapshot(read, manifest):
     body, last = manifest.rstrip(b"\n").rsplit(b"\n", 1)
     assert last == b'"xxh3_64": "%s"}' % xxhash.xxh3_64_hexdigest(body + b"\n").encode()
     document = json.loads(manifest)
-    assert document["schema_version"] in (1, 2)
+    assert document["schema_version"] in (1, 2, 3)
     files = {}
     for record in document["files"]:
         data = files[record["path"]] = bytes(read(record["path"]))

@@ -91,8 +91,12 @@ class ProcessRngComponent(Component):
         if state["torch"] is None:
             note = f"{self.name}: torch was not loaded when this was saved; its generators stay"
             return (note,) if is_torch_loaded() else ()
-        lost = range(_cuda_count(), len(state["cuda"]))
-        return tuple(f"{self.name}: no cuda:{i} here, its generator is left out" for i in lost)
+        here, there = _cuda_count(), len(state["cuda"])
+        lost = [f"no cuda:{i} here, its generator is left out" for i in range(here, there)]
+        if is_cuda_used() and there:
+            gained = range(there, here)
+            lost += [f"no cuda:{i} was there, its generator stays as it is" for i in gained]
+        return tuple(f"{self.name}: {line}" for line in lost)
 
     def apply(self, decoded: Decoded) -> None:
         state = dict(decoded.value)

@@ -54,9 +54,13 @@ class StatefulComponent(Component):
         how = self._methods().how
         if saved["how"] != how:
             raise self._mismatch("state from another method", how, saved["how"])
-        self._ask(self._fresh(decoded))
+        merge = Merge(self.name)
+        self._ask(merge.fresh(saved["tree"]))
+        notes = tuple(f"{self.name}{note}" for note in merge.notes)
         here = type_name(self.value)
-        return () if saved["type"] == here else (f"{self.name}: {saved['type']} goes into {here}",)
+        if saved["type"] == here:
+            return notes
+        return (f"{self.name}: {saved['type']} goes into {here}", *notes)
 
     def _ask(self, state: Any) -> None:
         """Let the object refuse a state, by any exception."""
@@ -138,10 +142,11 @@ class EnvironmentComponent(Component):
         return Captured(self.name, self.kind, {"tree": tree}, encoder.names, encoder.values)
 
     def check(self, decoded: Decoded) -> tuple[str, ...]:
-        state = Merge(self.name).fresh(decoded.value)
+        merge = Merge(self.name)
+        state = merge.fresh(decoded.value)
         if self.environment.check is not None:
             self.environment.check(state)
-        return ()
+        return tuple(f"{self.name}{note}" for note in merge.notes)
 
     def apply(self, decoded: Decoded) -> None:
         self.environment.set(Merge(self.name).fresh(decoded.value))

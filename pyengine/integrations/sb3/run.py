@@ -14,7 +14,8 @@ from stable_baselines3.common.utils import safe_mean
 import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.kinds.rng import process_generators, set_process_generators
-from pyengine.errors import CaptureError, ConfigError
+from pyengine.errors import CaptureError, ReplacedObjectError
+from pyengine.format.levels import EXACT, PARTIAL
 from pyengine.integrations.gymnasium.walk import left_out
 from pyengine.integrations.sb3 import logs
 from pyengine.integrations.sb3.buffers import adopt
@@ -81,6 +82,7 @@ class ModelRun:
 
     def _track(self) -> None:
         model, engine = self._model, self._engine
+        engine.declare_level(EXACT)
         self._components = components(model)
         engine.track(
             **self._components,
@@ -132,16 +134,23 @@ class ModelRun:
 
     def _environment_state(self) -> dict[str, Any]:
         if self.is_torn:
-            return {"reset": "a callback stopped the run within a step"}
+            return self._reset("a callback stopped the run within a step")
         try:
             state = self._environment.get_state()
         except CaptureError as error:
             if str(error) != self._reset_reason:
                 self._say(f"environments could not be saved this time: {error}")
                 self._reset_reason = str(error)
-            return {"reset": str(error)}
+            return self._reset(str(error))
+        self._engine.declare_level(EXACT)
         self._tell_left_out(tuple(left_out(state)))
         return {"state": state}
+
+    def _reset(self, reason: str) -> dict[str, Any]:
+        self._engine.declare_level(
+            PARTIAL, reasons=[f"{ENVIRONMENT}: reset: {reason[:_REASON_LENGTH]}"]
+        )
+        return {"reset": reason}
 
     def _check_environment_state(self, saved: dict[str, Any]) -> None:
         if "state" in saved:
@@ -191,7 +200,7 @@ class ModelRun:
 
         Exploration has drawn from generators, other callbacks have run their `on_training_start`
         and, those before this one, the `on_rollout_start` that the snapshot already knows. Raises
-        ConfigError where the model's replay buffer was replaced meanwhile.
+        ReplacedObjectError where the model's replay buffer was replaced meanwhile.
         """
         if self._adoption is not None:
             self._adoption.check(self._model)
@@ -209,16 +218,17 @@ class ModelRun:
         return model is self._model
 
     def check_parts(self) -> None:
-        """Raise ConfigError where a part of the model is another object than the one that is saved.
+        """Raise ReplacedObjectError where a part of the model is not the object that is saved.
 
         A snapshot would hold the old one, silently.
         """
         present = components(self._model)
         for name in dict.fromkeys((*self._components, *present)):
             if present.get(name) is not self._components.get(name):
-                raise ConfigError(
+                raise ReplacedObjectError(
                     f"the model's {name} was replaced after training began, and the run saves the "
-                    "former one: change it in place (load_state_dict), or do it before learn()"
+                    "former one: change it in place (load_state_dict), or do it before learn()",
+                    component=name,
                 )
 
     def rollout_ended(self) -> None:

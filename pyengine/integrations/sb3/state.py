@@ -126,7 +126,10 @@ class ExplorationState:
 
 
 def components(model: BaseAlgorithm) -> dict[str, Any]:
-    """Return networks, optimizers and free tensors of a model by name."""
+    """Return networks, optimizers and free tensors of a model by name.
+
+    Among them networks that a class of one's own has beside the policy, as `model.<attribute>`.
+    """
     found: dict[str, Any] = {"policy": model.policy}
     seen: set[int] = set()
     owners: list[tuple[str, Any]] = [("", model), ("", model.policy)]
@@ -136,10 +139,20 @@ def components(model: BaseAlgorithm) -> dict[str, Any]:
             if isinstance(value, torch.optim.Optimizer) and id(value) not in seen:
                 seen.add(id(value))
                 found[f"{prefix}.{name}" if prefix else name] = value
+    of_policy = {id(tensor) for tensor in _tensors_of(model.policy)}
     for name, value in vars(model).items():
         if isinstance(value, torch.Tensor):
             found[name] = value
+        elif isinstance(value, torch.nn.Module) and any(
+            id(tensor) not in of_policy for tensor in _tensors_of(value)
+        ):
+            found[f"model.{name}"] = value
     return found
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def constructor_parameters(kind: type[Any]) -> set[str]:

@@ -12,8 +12,9 @@ from tianshou.trainer import OnlineTrainerParams
 import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.capture.protocol import type_text
-from pyengine.errors import CaptureError, ConfigError, PyengineError
+from pyengine.errors import CaptureError, PyengineError, ReplacedObjectError
 from pyengine.events import logger
+from pyengine.format.levels import EXACT, PARTIAL
 from pyengine.integrations.tianshou.buffers import LAYOUT, Adoption, adopt
 from pyengine.integrations.tianshou.buffers.state import Draws, Priorities
 from pyengine.integrations.tianshou.environments import (
@@ -26,6 +27,8 @@ from pyengine.integrations.tianshou.progress import Collected, Progress
 from pyengine.integrations.tianshou.walk import Attributes, Networks
 
 ENVIRONMENT = "environment"
+CONDITION = "at the beginning of a training step, epoch borders included"
+"""What "exact" holds under: snapshots are taken nowhere else."""
 
 _SEED_LIMIT = 1 << 31
 _REASON_LENGTH = 1000
@@ -66,6 +69,8 @@ class Training:
         self._adoption: Adoption | None = None
         self._seed = int(np.random.SeedSequence().generate_state(1)[0])
         self._reset_reasons: dict[str, str] = {}
+        self._missed: dict[str, str] = {}
+        """Environments that could not be saved in the newest snapshot, and why."""
         self._told: set[str] = set()
         self._has_ring = False
         self._last_test: float | None = None
@@ -81,6 +86,7 @@ class Training:
 
     def _track(self) -> None:
         engine, trainer = self._engine, self._trainer
+        engine.declare_level(EXACT, condition=CONDITION)
         self._networks = Networks(trainer.algorithm)
         self._parts = self._components()
         self._trainer_attributes = Attributes(trainer, passed=_OWNED)
@@ -97,7 +103,7 @@ class Training:
         self._track_buffer()
         self._track_environments()
         engine.exclude("logger", "files and writers of logs are the script's; when it writes next "
-                       "is saved")  # fmt: skip
+                       "is saved", harmless=True)  # fmt: skip
         self._say("not saved: log files, and statistics of epochs that are over")
 
     def _components(self) -> dict[str, Any]:
@@ -114,13 +120,15 @@ class Training:
         engine = self._engine
         collector = self._collectors.get("training")
         if "test" in self._collectors:
-            engine.exclude("test_replay", "each test begins with an empty buffer")
+            engine.exclude("test_replay", "each test begins with an empty buffer", harmless=True)
         if collector is None:
             buffer = self._trainer._buffer
             engine.track(replay_draws=Draws(buffer))
             if hasattr(buffer, "weight"):
                 engine.track(replay_priorities=Priorities(buffer))
-            engine.exclude("replay", "the script's own data, which training only reads")
+            engine.exclude(
+                "replay", "the script's own data, which training only reads", harmless=True
+            )
             return
         is_on_policy = not hasattr(self._params, "update_step_num_gradient_steps_per_sample")
         adoption = self._adoption = adopt(collector.buffer, keeps_rows=not is_on_policy)
@@ -165,12 +173,19 @@ class Training:
 
     def _environment_state(self, name: str) -> dict[str, Any]:
         try:
-            return {"state": self._environments[name].get_state()}
+            state = {"state": self._environments[name].get_state()}
+            self._missed.pop(name, None)
+            return state
         except CaptureError as error:
+            self._missed[name] = f"{name}_{ENVIRONMENT}: reset: {error}"[:_REASON_LENGTH]
             if self._reset_reasons.get(name) != str(error):
                 self._say(f"{name} environments could not be saved this time: {error}")
                 self._reset_reasons[name] = str(error)
             return {"reset": str(error)}
+        finally:
+            level = PARTIAL if self._missed else EXACT
+            reasons = self._missed.values()
+            self._engine.declare_level(level, condition=CONDITION, reasons=tuple(reasons))
 
     def _check_environment_state(self, name: str, saved: dict[str, Any]) -> None:
         if "state" in saved:
@@ -276,7 +291,7 @@ class Training:
         return {name: value for name, value in found.items() if np.isfinite(value)}
 
     def check_parts(self) -> None:
-        """Raise ConfigError where a part is another object than the one that is saved.
+        """Raise ReplacedObjectError where a part is another object than the one that is saved.
 
         A snapshot would hold the old one, silently.
         """
@@ -284,14 +299,17 @@ class Training:
         tracked = self._parts | _named(self._networks)
         for name in dict.fromkeys((*tracked, *present)):
             if present.get(name) is not tracked.get(name):
-                raise ConfigError(
+                raise ReplacedObjectError(
                     f"the algorithm's {name} was replaced after training began, and the run saves "
                     "the former one: change it in place (load_state_dict), or do it before "
-                    "run_training()"
+                    "run_training()",
+                    component=name,
                 )
         for name, collector in self._collectors.items():
             if getattr(self._params, f"{name}_collector") is not collector:
-                raise ConfigError(f"the {name} collector was replaced after training began")
+                raise ReplacedObjectError(
+                    f"the {name} collector was replaced after training began", component=name
+                )
 
     def _tell_unsaved(self) -> None:
         found = {**self._attributes.unsaved, **self._trainer_attributes.unsaved, **self._hooks()}

@@ -11,7 +11,7 @@ from typing import Any
 from torchrl.data import replay_buffers as stock
 
 from pyengine.capture.protocol import type_name, type_text
-from pyengine.errors import ConfigError, ModelStateError, StateMismatchError
+from pyengine.errors import ConfigError, ModelStateError, ReplacedObjectError, StateMismatchError
 from pyengine.integrations.torchrl.layout import Layout
 from pyengine.integrations.torchrl.samplers import (
     SamplerState,
@@ -78,15 +78,13 @@ class BufferState:
         }
 
     def check_parts(self) -> None:
-        """Raise ConfigError where a part of the buffer is another object than the one saved."""
+        """Raise ReplacedObjectError where a part of the buffer is not the one that is saved."""
         for name, part in self._parts.items():
             if getattr(self._buffer, name) is not part:
-                raise ConfigError(
+                raise ReplacedObjectError(
                     f"the buffer's {name[1:]} was replaced after the run began, and the run saves "
                     "the former one: set it before the run begins, and change it in place",
-                    field=name[1:],
-                    expected=type_text(part),
-                    got=type_text(getattr(self._buffer, name)),
+                    component=name[1:],
                 )
 
     def get_state(self) -> dict[str, Any]:

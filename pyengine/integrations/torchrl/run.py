@@ -15,6 +15,7 @@ import pyengine
 from pyengine.capture.environment import EnvironmentState
 from pyengine.errors import ConfigError
 from pyengine.events import logger
+from pyengine.format.levels import EXACT, STATE_COMPLETE, LevelName
 from pyengine.integrations.settings import refuse_dropping
 from pyengine.integrations.torchrl import identity
 from pyengine.integrations.torchrl.buffers import BufferState, StorageState
@@ -22,8 +23,8 @@ from pyengine.integrations.torchrl.collector import CollectorEnvironment, Collec
 
 RING = "replay"
 ENVIRONMENT = "environment"
-EXACT = "exact"
-STATE_COMPLETE = "state-complete"
+CONDITION = "without prefetch and with one collector"
+"""What "exact" holds under; runs that have either are "state-complete"."""
 
 _SEED_LIMIT = 1 << 31
 _REASON_LENGTH = 1000
@@ -97,7 +98,7 @@ class TrainingRun:
             raise
 
     @property
-    def level(self) -> str:
+    def level(self) -> LevelName:
         """How a resumed run goes on: EXACT or STATE_COMPLETE."""
         return STATE_COMPLETE if self.reasons else EXACT
 
@@ -126,6 +127,8 @@ class TrainingRun:
 
     def _track(self) -> None:
         engine = self.engine
+        condition = None if self.reasons else CONDITION
+        engine.declare_level(self.level, condition=condition, reasons=self.reasons)
         engine.track(run=self)
         if self._buffer is not None:
             storage = self._buffer.storage
@@ -210,7 +213,7 @@ class TrainingRun:
         """Take a snapshot if one is due; the last statement of an iteration.
 
         `step` counts frames (default: the collector's). Raises as `SnapshotEngine.tick` does, and
-        ConfigError where a part of the buffer was replaced.
+        ReplacedObjectError where a part of the buffer was replaced.
         """
         self._check()
         step = self._step(step)

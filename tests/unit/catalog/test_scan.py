@@ -136,7 +136,7 @@ def test_manifest_of_a_newer_version_is_typed(run, make):
 
     path = os.path.join(info.path, "manifest.json")
     with open(path, "rb") as file:
-        body = file.read().replace(b'"schema_version": 2', b'"schema_version": 3')
+        body = file.read().replace(b'"schema_version": 3', b'"schema_version": 4')
     body = body[: body.rindex(b"\n") + 1]
     with open(path, "wb") as file:
         file.write(body + b'"xxh3_64": "%s"}' % xxhash.xxh3_64_hexdigest(body).encode())

@@ -16,7 +16,7 @@ def _track(tracked: Tracked, **objects: Any) -> None:
     tracked.add(objects, *tracked.build(objects))
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\\b", "a\nb", "x" * 101])
+@pytest.mark.parametrize("name", ["", ".hidden", "a//b", "a/.b", "a\\b", "a\nb", "x" * 101])
 def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
     tracked = Tracked(track_rng=True)
     with pytest.raises(ConfigError, match="cannot name"):

@@ -23,8 +23,9 @@ from pyengine.format.buffer_header import (
     SavedPriorities,
 )
 from pyengine.format.evaluations import EvaluationRecord, read_evaluations
+from pyengine.format.levels import Level
 from pyengine.format.manifest import ComponentRecord, FileRecord, Manifest
-from pyengine.format.migrations import SCHEMA_VERSION
+from pyengine.format.migrations import SCHEMA_VERSION, migrate
 from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.format.segment import (
     KIND_PART,
@@ -37,6 +38,7 @@ from pyengine.format.segment import (
 REPOSITORY = Path(__file__).parents[3]
 V1 = REPOSITORY / "tests" / "golden" / "v1"
 V2 = V1.with_name("v2")
+V4 = V1.with_name("v4")
 TOOL = REPOSITORY / "tools" / "make_golden.py"
 LINE = 0x0123456789ABCDEF
 
@@ -166,7 +168,7 @@ def test_manifest_of_version_1_is_migrated():
 
 def test_manifest_and_evaluations_of_version_2_read_to_their_values():
     manifest = Manifest.from_bytes((V2 / "manifest.json").read_bytes(), path="x")
-    assert (manifest.schema_version, manifest.evaluations) == (2, 2)
+    assert (manifest.schema_version, manifest.evaluations) == (SCHEMA_VERSION, 2)
     older = Manifest.from_bytes((V1 / "manifest.json").read_bytes(), path="x")
     assert dataclasses.replace(manifest, evaluations=0) == older
     meta = (V2 / "components" / "meta.json").read_bytes()
@@ -176,6 +178,35 @@ def test_manifest_and_evaluations_of_version_2_read_to_their_values():
     )
     assert (second.step, second.recorded_at) == (2000, "2025-03-01T11:30:00Z")
     assert math.isnan(second.metrics["mean_return"])
+
+
+def test_manifest_of_version_2_is_migrated():
+    data = (V2 / "manifest.json").read_bytes()
+    assert b'"schema_version": 2,' in data
+    for key in (b"level", b"runtime", b"milestone", b"harmless", b'"type"'):
+        assert key not in data
+    manifest = Manifest.from_bytes(data, path="x")
+    assert manifest.level.name == "partial"  # its environments are excluded, and who knows why
+    assert (manifest.runtime, manifest.milestone) == ({}, False)
+    assert [(one.type, one.harmless) for one in manifest.components] == [(None, False)] * 3
+
+
+def test_a_manifest_of_version_2_without_exclusions_is_state_complete():
+    document = json.loads((V2 / "manifest.json").read_bytes())
+    document["components"] = [one for one in document["components"] if one["name"] != "envs"]
+    assert migrate(document, "x")["level"]["name"] == "state-complete"
+
+
+def test_manifest_of_version_3_reads_to_its_values():
+    manifest = Manifest.from_bytes((V4 / "manifest.json").read_bytes(), path="x")
+    assert manifest.schema_version == 3
+    assert manifest.level == Level("partial", "at an epoch border", ("envs: they restart",))
+    assert manifest.runtime == {"threads": 2, "devices": "cpu", "deterministic algorithms": True}
+    assert manifest.milestone
+    assert manifest.components[0].type == "torch.nn.modules.linear.Linear"
+    assert manifest.components[2] == ComponentRecord(
+        "logs", "excluded", "excluded", "only read", harmless=True
+    )
 
 
 @pytest.mark.parametrize("name", ["segment.seg", "part.seg"])

@@ -13,7 +13,7 @@ import numpy as np
 from stable_baselines3 import HerReplayBuffer as StockHerReplayBuffer
 from stable_baselines3.common import buffers as stock
 
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, ReplacedObjectError
 from pyengine.integrations.sb3.buffers.classes import DictReplayBuffer, ReplayBuffer
 from pyengine.integrations.sb3.buffers.copied import CopiedBuffer
 from pyengine.integrations.sb3.buffers.her import HerReplayBuffer
@@ -45,16 +45,17 @@ class Adoption:
         self.notes = notes
 
     def check(self, model: Any) -> None:
-        """Raise ConfigError where the model has another replay buffer by now.
+        """Raise ReplacedObjectError where the model has another replay buffer by now.
 
         That is what `load_replay_buffer` does: it replaces the buffer, and snapshots would go on to
         hold the rows of the former one.
         """
         if getattr(model, "replay_buffer", None) is not self._buffer:
-            raise ConfigError(
+            raise ReplacedObjectError(
                 "the model's replay buffer was replaced (load_replay_buffer does that) after its "
                 "rows became part of the snapshots; load it into a model that takes no snapshots, "
-                "or let the snapshot bring the rows back"
+                "or let the snapshot bring the rows back",
+                component="replay",
             )
 
     def close_open_episode(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tianshou.data import ReplayBufferManager
 
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, ReplacedObjectError
 from pyengine.integrations.tianshou.buffers.classes import (
     KNOWN,
     InRing,
@@ -88,18 +88,20 @@ class Adoption:
         self.objects["replay_extras"] = Extras(meta)
 
     def check(self, buffer: Any) -> None:
-        """Raise ConfigError where the collector has another buffer, or it another memory.
+        """Raise ReplacedObjectError where the collector has another buffer, or it another memory.
 
         A snapshot would go on to hold the rows of the former one, silently.
         """
         if buffer is not self._buffer:
-            raise ConfigError(
+            raise ReplacedObjectError(
                 "the training collector's buffer was replaced after its rows became part of the "
-                "snapshots: fill it before run_training(), or let the snapshot bring the rows back"
+                "snapshots: fill it before run_training(), or let the snapshot bring the rows back",
+                component="replay",
             )
         if self._meta is not None and vars(buffer)["_meta"] is not self._meta:
-            raise ConfigError(
-                "the memory of the training collector's buffer was replaced: add rows by add()"
+            raise ReplacedObjectError(
+                "the memory of the training collector's buffer was replaced: add rows by add()",
+                component="replay",
             )
 
     def close_open_episodes(self) -> None:
