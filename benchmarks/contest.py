@@ -56,6 +56,10 @@ class Contestant:
         self._is_ready = False
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 

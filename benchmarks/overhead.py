@@ -28,7 +28,7 @@ BAR_SHARE = 20.0
 MOST_STEPS = 400
 """No block is longer; one that a save outlasts waits for it."""
 
-OTHER_PAIRS = 6
+OTHER_PAIRS = 4
 
 
 def measure_overhead(

@@ -6,6 +6,7 @@ from benchmarks.cold import BATCH, own_files, prepare, resume
 from benchmarks.disk import DEPTH, random_read_rate, regular_files
 from benchmarks.figure import Figure, Measured, Setting
 from benchmarks.judgement import Finding, at_most, format_ratio, limit, worst
+from benchmarks.process import held_libraries
 from benchmarks.statistics import paired_ratios, summarize
 
 FIGURE = Figure(
@@ -27,7 +28,8 @@ def measure(setting: Setting) -> Measured:
     for pair in range(setting.pairs):
         alone.append(random_read_rate(segments, reads=READS // DEPTH, seed=pair) / 1e6)
         rates.append(random_read_rate(segments, reads=READS, seed=pair, depth=DEPTH) / 1e6)
-        result = resume(run, shape)
+        with held_libraries():
+            result = resume(run, shape)
         dropped = result["dropped"]
         needed.append(result["needed_bytes"] + own_files(run))
         times.append(result["first_batch_seconds"])

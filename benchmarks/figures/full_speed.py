@@ -19,6 +19,7 @@ from benchmarks.cold import BATCH, prepare, resume
 from benchmarks.disk import regular_files, sequential_read_seconds
 from benchmarks.figure import Course, Figure, Measured, Setting
 from benchmarks.judgement import Finding, Verdict, at_most, format_ratio
+from benchmarks.process import held_libraries
 from benchmarks.statistics import paired_ratios, summarize
 
 FIGURE = Figure("full_speed", f"restore() to full-speed sample({BATCH}), 1.4 GB replay, cold")
@@ -48,7 +49,9 @@ def measure(setting: Setting) -> Measured:
     for number in range(setting.pairs if setting.quick else max(setting.pairs, PAIRS)):
         watch_seconds = 2 + 4 * reads[-1]
         for state in ("cold",) if number % WARM_EVERY else ("cold", "warm"):
-            result = resume(run, shape, watch_seconds=watch_seconds, is_cold=state == "cold")
+            is_cold = state == "cold"
+            with held_libraries():
+                result = resume(run, shape, watch_seconds=watch_seconds, is_cold=is_cold)
             ends = np.asarray(result["batch_ends_s"])
             seconds, batch_seconds = full_speed_seconds(ends)
             note(f"{state}_full_speed_s", seconds)

@@ -19,7 +19,7 @@ from benchmarks.disk import drop_page_cache, regular_files
 from benchmarks.figure import Curves, Figure, Measured, NotEnough, Setting
 from benchmarks.judgement import Finding, Verdict, at_most, worst
 from benchmarks.paired_ticks import PairedTicks, balanced, paired_ticks
-from benchmarks.process import private_bytes, shared_memory_bytes
+from benchmarks.process import held_libraries, private_bytes, shared_memory_bytes
 from benchmarks.replay_run import SETUP_SECONDS, WAIT_SECONDS, ReplayShape, make_engine
 from benchmarks.statistics import summarize
 
@@ -179,10 +179,11 @@ def _measure_state(setting: Setting, size: float, samples: Samples) -> None:
         with make_engine(run, keep_last=1) as engine:
             engine.track(model=model, optimizer=optimizer)
             time.sleep(SETUP_SECONDS)
-            drop_page_cache(run)
-            begin = time.perf_counter()
-            engine.restore()
-            note("restore_ms", (time.perf_counter() - begin) * 1e3)
+            with held_libraries():
+                drop_page_cache(run)
+                begin = time.perf_counter()
+                engine.restore()
+                note("restore_ms", (time.perf_counter() - begin) * 1e3)
     note("tensors_MB", sum(t.nbytes for t in state_tensors(model, optimizer).values()) / 1e6)
     samples |= found
     _note_files("state", size, run, samples)
