@@ -4,8 +4,8 @@ WATCH_SECONDS IS_COLD
 Prints one JSON line. Before the clock starts imports are done, the engine has claimed the run, and
 its writer has had time to come up: that in which a real script makes networks and environments.
 Then the page cache is dropped, in here; what the caller holds of the libraries stays, so that the
-run's own files alone are cold. Watched, it samples and ticks as a loop does until all is verified and
-a moment longer, at most so long.
+run's own files alone are cold. Watched, it samples and ticks as a loop does until all is verified
+and a moment longer, at most so long.
 """
 
 from __future__ import annotations

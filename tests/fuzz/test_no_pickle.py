@@ -43,6 +43,7 @@ BEHIND = {
     "capture/build.py",
     "capture/kinds/pickled.py",
     "capture/load.py",
+    "engine/groups.py",
     "porting/sb3.py",
 }
 """Those that may name it: each asks for a name, or a file, that the caller allowed."""
