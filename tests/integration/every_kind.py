@@ -111,6 +111,20 @@ def everything() -> dict[str, Any]:
     }
 
 
+def generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """Return what the page says of a generator: its state, and the seeds of its children."""
+    state = dict(generator.bit_generator.state)
+    if int(np.__version__.split(".")[0]) >= 2:
+        seeds: Any = generator.bit_generator.seed_seq
+        state["seed_sequence"] = {
+            "entropy": seeds.entropy,
+            "spawn_key": list(seeds.spawn_key),
+            "pool_size": seeds.pool_size,
+            "n_children_spawned": seeds.n_children_spawned,
+        }
+    return state
+
+
 def expected_tree(value: Any) -> Any:
     """Return what a reader without our classes makes of `everything()`."""
     value = dict(value)
@@ -120,7 +134,7 @@ def expected_tree(value: Any) -> Any:
     generator, twister, torch_generator = value["generators"]
     version, words, gauss = twister.getstate()
     value["generators"] = [
-        {"$": "rng", "kind": "numpy.Generator", "state": generator.bit_generator.state},
+        {"$": "rng", "kind": "numpy.Generator", "state": generator_state(generator)},
         {"$": "rng", "kind": "python.Random",
          "state": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}},
         {"$": "rng", "kind": "torch.Generator",
