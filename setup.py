@@ -22,7 +22,7 @@ CFLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-D_GNU_SOURCE", "-ffp-contr
 MODULES: dict[str, list[str]] = {
     "hashing": ["hash.c"],
     "mapping": [],
-    "copying": ["copy_job.c"],
+    "copying": ["copy_job.c", "streaming.c"],
     "control": ["control.c"],
     "outputs": ["outputs.c"],
     "ring": [
@@ -41,6 +41,7 @@ MODULES: dict[str, list[str]] = {
         "slots.c",
         "stacks.c",
         "steps.c",
+        "streaming.c",
         "sum_tree.c",
         "windows.c",
     ],

@@ -26,12 +26,12 @@ static bool is_wanted(const struct pe_batch *batch, uint64_t step, uint64_t l) {
   return batch->mask == NULL || batch->mask[step * batch->lane_count + l];
 }
 
-/* Copy `count` values of `bytes` to one place after another, large ones past the caches: the next
- * to read them is the writer, or a batch among a million rows. */
+/* Copy `count` values of `bytes` to one place after another. The next to read them is the writer, or
+ * a batch among a million rows. */
 static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, size_t bytes,
                         uint64_t count) {
   if (from_step == bytes) {
-    pe_copy_past_caches(to, from, bytes * count);
+    pe_copy_large(to, from, bytes * count);
     return;
   }
   /* Constant sizes let the compiler copy in registers; rewards, flags and actions are these. */
@@ -48,7 +48,7 @@ static void copy_values(uint8_t *to, const uint8_t *from, uint64_t from_step, si
 #undef CASE
     default:
       for (uint64_t i = 0; i < count; i++)
-        pe_copy_past_caches(to + i * bytes, from + i * from_step, bytes);
+        pe_copy_large(to + i * bytes, from + i * from_step, bytes);
   }
 }
 

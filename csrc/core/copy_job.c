@@ -35,7 +35,7 @@ static void copy_chunk(const struct pe_copy_job *job, uint64_t chunk) {
     const struct pe_copy *copy = &job->copies[i];
     const uint64_t begin = i == 0 ? 0 : job->copies[i - 1].end;
     const uint64_t until = copy->end < end ? copy->end : end;
-    pe_copy_past_caches(copy->target + (at - begin), copy->source + (at - begin), (size_t)(until - at));
+    pe_copy_large(copy->target + (at - begin), copy->source + (at - begin), (size_t)(until - at));
     at = until;
   }
   pe_order_stores();

@@ -4,8 +4,8 @@
  * The ranges, one behind the other, are cut into chunks of PE_CHUNK_BYTES; an atomic counter hands
  * them out. Whoever has time calls pe_copy_job_work, and whoever needs the result calls it too and
  * then pe_copy_job_wait, which is bounded by the chunks that others are in: so a job that was begun
- * in the background is never slower than a copy of one's own. Large pieces are written past the
- * caches, which spares the learner's working set and the read of each target line.
+ * in the background is never slower than a copy of one's own. Large pieces are written as is quickest
+ * on the machine, past the caches where that is as good: it spares the learner's working set.
  *
  * The caller keeps sources and targets mapped until the job has ended (all chunks copied or
  * dropped). Any number of threads; nothing here is shared between processes.

@@ -1,14 +1,16 @@
 """The memory of one staging slot, filled by a plan.
 
 Values that are one run of bytes in memory go through one native copy (`_native.copying`), a table
-of addresses: no call of torch for each, and written past the caches. One thread does it: a second
-one adds nothing, see ARCHITECTURE.md. What lies otherwise (strided, on a device, NumPy) goes the
+of addresses: no call of torch for each. A second thread helps where there is much: on some machines
+one is not at the memory's rate. What lies otherwise (strided, on a device, NumPy) goes the
 way of its library. What may wait (`pyengine.capture.late`) is noted and left for later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     import torch
 
     from pyengine.capture.late import LateCopy
+
+
+_SHARED_BYTES = 32 * 1024 * 1024
+"""From here on a thread's start, some 0.1 ms, is little of what it may save."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,9 +125,7 @@ class StagingSlot:
             if work.tensors:
                 self._copier.copy([pair[0] for pair in work.tensors], [p[1] for p in work.tensors])
             if work.sizes:
-                job = CopyJob(work.targets, work.sources, work.sizes)
-                job.work()
-                job.wait()
+                _copy_now(CopyJob(work.targets, work.sources, work.sizes))
             for target, value in work.arrays:
                 np.copyto(target, value, casting="no")
             for offset, data in plan.blobs:
@@ -242,6 +246,18 @@ class StagingSlot:
         dtype: Any = value.dtype
         target: Any = np.ndarray(value.shape, dtype, self._memory, start)
         return target
+
+
+def _copy_now(job: CopyJob) -> None:
+    """Copy everything, with the help of a thread where that pays; nobody copies any more after."""
+    try:
+        if job.size_bytes >= _SHARED_BYTES and (os.cpu_count() or 1) > 1:
+            with contextlib.suppress(RuntimeError):  # it helps, and is not needed
+                threading.Thread(target=job.work, name="pyengine-copy", daemon=True).start()
+        job.work()
+    finally:
+        job.stop()
+        job.wait()
 
 
 def _take_back_aliases(work: _Work) -> None:

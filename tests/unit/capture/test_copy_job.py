@@ -138,3 +138,16 @@ def test_a_job_that_is_stopped_while_others_copy_ends_for_all():
 def test_tables_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="for each range"):
         CopyJob(array("Q", [1]), array("Q", []), array("Q", [1]))
+
+
+def test_copies_are_whole_whichever_stores_they_are_made_by():
+    """Streaming and cached stores take turns, in bouts of 64 MiB until both are measured."""
+    for seed in range(4):
+        ranges = Ranges(seed, [48 * CHUNK, 1, 4097, 2 * CHUNK - 5])
+        job = ranges.job()
+        thread = threading.Thread(target=job.work)
+        thread.start()
+        job.work()
+        assert job.wait()
+        thread.join()
+        assert ranges.target.tobytes() == ranges.expected()
