@@ -115,7 +115,7 @@ class RingRows:
     def __init__(self, info: SnapshotInfo, name: str) -> None:
         self.info = info
         self.name = name
-        self._directory = f"{names.BUFFER}/{name}"
+        self._directory = names.ring_directory(name)
         path = f"{self._directory}/{names.BUFFER_HEADER}"
         record = info.file(path)
         if record is None:

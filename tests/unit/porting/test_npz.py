@@ -107,6 +107,24 @@ def test_a_step_and_a_ring_are_chosen_by_name(tmp_path: Path) -> None:
     assert (first.rows, newest.rows) == (10, 14)
 
 
+def test_a_ring_with_a_nested_name_goes_out(tmp_path: Path) -> None:
+    rings = {name: make_ring() for name in ("member0", "member1")}
+    with pyengine.SnapshotEngine(tmp_path / "run", track_rng=False) as engine:
+        engine.track(**{name: {"replay": ring} for name, ring in rings.items()})
+        engine.restore()
+        for steps, ring in enumerate(rings.values(), 20):
+            fill(ring, steps)
+        engine.snapshot(5).wait(60)
+    for name, ring in rings.items():
+        told = porting.export_npz(
+            tmp_path / "run", tmp_path / f"{name}.npz", ring=f"{name}/replay"
+        )
+        assert told.ring == f"{name}/replay"
+        other = make_ring()
+        porting.import_npz(tmp_path / f"{name}.npz", into=other)
+        assert_same_rows(other, ring)
+
+
 def test_a_file_is_replaced_by_force_alone(tmp_path: Path) -> None:
     ring = make_ring()
     fill(ring, 3)
