@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from pyengine.capture.tensorfile import TensorFile
-from pyengine.catalog.branch import choose_named
+from pyengine.catalog.branch import choose_step
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.rings import read_buffer_header
@@ -73,7 +73,7 @@ def open_ring(
 
 def _choose(run: str | os.PathLike[str], step: int | None) -> SnapshotInfo:
     path = os.fspath(run)
-    return choose_snapshot(path) if step is None else choose_named(f"{path}@{step}")[0]
+    return choose_snapshot(path) if step is None else choose_step(path, step)[0]
 
 
 def _choose_ring(info: SnapshotInfo, wanted: str | None) -> str:

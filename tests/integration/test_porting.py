@@ -152,6 +152,7 @@ def test_the_command_line_brings_rows_in_and_out(
         (["export", "run", "rows.npz"], 2, "--force"),
         (["export", "run", "back.npz", "--env", "CartPole-v1"], 2, "--to minari"),
         (["export", "run@first", "back.npz"], 2, "RUN@STEP"),
+        (["export", "@8", "back.npz"], 2, "RUN@STEP"),
         (["export", "run@8", "back.npz"], 2, "no snapshot of step 8"),
         (["export", "nothing", "back.npz"], 2, "does not exist"),
     ],

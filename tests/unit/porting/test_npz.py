@@ -107,6 +107,17 @@ def test_a_step_and_a_ring_are_chosen_by_name(tmp_path: Path) -> None:
     assert (first.rows, newest.rows) == (10, 14)
 
 
+def test_a_step_is_of_the_run_that_was_named(tmp_path: Path) -> None:
+    ring, other = make_ring(), make_ring()
+    fill(ring, 3)
+    save(ring, tmp_path / "run")
+    fill(other, 5)
+    save(other, tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "latest", tmp_path / "run@5")
+    told = porting.export_npz(tmp_path / "run", tmp_path / "rows.npz", step=5)
+    assert told.rows == len(ring)
+
+
 def test_a_ring_with_a_nested_name_goes_out(tmp_path: Path) -> None:
     rings = {name: make_ring() for name in ("member0", "member1")}
     with pyengine.SnapshotEngine(tmp_path / "run", track_rng=False) as engine:
