@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os.path import samestat
 from typing import Any
@@ -23,13 +22,11 @@ from pyengine.catalog.new_run import appear, check_new_run, place_beside
 from pyengine.catalog.run import LATEST, split_named
 from pyengine.catalog.run_record import write_run_record
 from pyengine.errors import DamageError, RunDirectoryError
+from pyengine.events import Progress
 from pyengine.format import names
 from pyengine.format.manifest import FileRecord, utc_timestamp
 from pyengine.fs import door, durable
 from pyengine.fs.beneath import check_size, open_beneath, read_beneath
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 _ATTEMPTS = 5
 _RECORD_MAX_BYTES = 64 * 1024 * 1024

@@ -7,7 +7,6 @@ ordinary engine with a bounded ring beside the place where it appears by one ren
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from pyengine.config import DRAIN_WAIT_SECONDS
 from pyengine.engine.engine import SnapshotEngine
 from pyengine.engine.settings import check_step
 from pyengine.errors import ConfigError, RowError, UnportableError
-from pyengine.events import logger
+from pyengine.events import Progress, logger
 from pyengine.format import names
 from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.fs import durable
@@ -32,9 +31,6 @@ from pyengine.porting.source import Contents, RowSource, SourcePiece
 from pyengine.replay.plan import least_memory, plan_ring
 from pyengine.replay.priorities import PrioritizedReplayBuffer
 from pyengine.replay.ring import ReplayBuffer
-
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 
 RING_BYTES = 64 * 1024 * 1024
 """Memory for rows that a new run's ring takes while it is filled, where a segment is not larger."""

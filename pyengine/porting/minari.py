@@ -15,8 +15,9 @@ from typing import Any
 
 from pyengine.catalog.new_run import place_beside
 from pyengine.errors import ConfigError
+from pyengine.events import Progress
 from pyengine.fs import durable
-from pyengine.porting.departure import Exported, Progress, dropped_note, target_exists
+from pyengine.porting.departure import Exported, dropped_note, target_exists
 from pyengine.porting.episodes import Episodes
 from pyengine.porting.ring_rows import open_ring
 from pyengine.porting.roles import find_roles

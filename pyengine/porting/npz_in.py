@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.errors import SchemaError, SourceFormatError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.dtypes import BY_NAME, dtype_name
 from pyengine.format.schema import PRIORITY_FIELD, Field, Schema
-from pyengine.porting.arrival import Destination, Imported, Progress
+from pyengine.porting.arrival import Destination, Imported
 from pyengine.porting.npz_out import ABOUT, END, LANE, VERSION
 from pyengine.porting.source import (
     EPISODE_END,

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from pyengine.capture.pickled import load_file
 from pyengine.errors import ConfigError, PickleRefusedError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.schema import Field, Schema
 from pyengine.fs import door
-from pyengine.porting.arrival import Destination, Imported, Progress
+from pyengine.porting.arrival import Destination, Imported
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,

@@ -15,9 +15,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pyengine.errors import ConfigError, SchemaError, SourceFormatError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.schema import Field, Schema
 from pyengine.fs import door
-from pyengine.porting.arrival import Destination, Imported, Progress
+from pyengine.porting.arrival import Destination, Imported
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
