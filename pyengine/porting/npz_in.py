@@ -28,13 +28,13 @@ from pyengine.format.dtypes import BY_NAME, dtype_name
 from pyengine.format.schema import PRIORITY_FIELD, Field, Schema
 from pyengine.porting.arrival import Destination, Imported
 from pyengine.porting.npz_out import ABOUT, END, LANE, VERSION
+from pyengine.porting.pieces import rows_at_a_time
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
     SourcePiece,
     open_source,
     reading,
-    rows_at_a_time,
 )
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.ring import ReplayBuffer
@@ -268,7 +268,7 @@ class NpzRows:
         extra = {one.name: one for one in (self._lane, self._end) if one is not None}
         members = {**self._members, **extra}
         count = next(iter(self._members.values())).count
-        at_once = rows_at_a_time(self.contents.schema)
+        at_once = rows_at_a_time(self.contents.schema.values())
         with contextlib.ExitStack() as stack:
             with reading(self._path, "npz", *_BROKEN):
                 streams = {

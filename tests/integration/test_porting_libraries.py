@@ -23,7 +23,7 @@ from pyengine.errors import (
     TargetExistsError,
     UnportableError,
 )
-from pyengine.porting import ring_rows, source
+from pyengine.porting import pieces, ring_rows
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 GOALS = spaces.Dict({"observation": BOX, "achieved_goal": BOX, "desired_goal": BOX})
@@ -31,8 +31,7 @@ GOALS = spaces.Dict({"observation": BOX, "achieved_goal": BOX, "desired_goal": B
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PIECE_BYTES", 300)
-    monkeypatch.setattr(ring_rows, "PIECE_BYTES", 300)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 300)
 
 
 def _ring_like(run_dir: Path) -> Any:

@@ -22,7 +22,7 @@ from pyengine.errors import (
     TargetExistsError,
     UnportableError,
 )
-from pyengine.porting import ring_rows, source
+from pyengine.porting import pieces
 
 KINDS = [pyengine.ReplayBuffer, pyengine.PrioritizedReplayBuffer]
 
@@ -34,8 +34,7 @@ def test_rows_come_back_bit_by_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, kind: Any, steps: int
 ) -> None:
     # So small that sequences, stacks and episode ends lie across pieces.
-    monkeypatch.setattr(ring_rows, "PIECE_BYTES", 700)
-    monkeypatch.setattr(source, "PIECE_BYTES", 700)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 700)
     ring = make_ring(kind, stacked=stacked)
     fill(ring, steps)
     save(ring, tmp_path / "run")
