@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyengine.catalog import scan
 from pyengine.catalog.generation import generation_path
 from pyengine.catalog.keepers import busy, party_keeper
-from pyengine.catalog.new_run import appear, check_new_run, place_beside
+from pyengine.catalog.new_run import appear, check_new_run, leave_place, place_beside
 from pyengine.config import DRAIN_WAIT_SECONDS
 from pyengine.engine.engine import SnapshotEngine
 from pyengine.engine.settings import check_step
@@ -119,7 +119,7 @@ class Destination:
             with _new_ring(contents, self.capacity, bounded=not is_remote(place)) as ring:
                 self._save(source, ring, run_dir)
             appear(run_dir, path)
-            durable.remove_tree(place)
+            leave_place(place)
 
     def _save(self, source: RowSource, ring: ReplayBuffer, run_dir: str) -> None:
         contents = source.contents

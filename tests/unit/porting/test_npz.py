@@ -22,6 +22,8 @@ from pyengine.errors import (
     TargetExistsError,
     UnportableError,
 )
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Rule
 from pyengine.porting import pieces
 
 KINDS = [pyengine.ReplayBuffer, pyengine.PrioritizedReplayBuffer]
@@ -268,6 +270,21 @@ def test_no_row_is_left_out_in_silence(tmp_path: Path) -> None:
     told = porting.import_npz(tmp_path / "rows.npz", into=small)
     lost = len(ring) - len(small)
     assert told.notes == (f"{lost} of the rows have left the ring for opening rows of its stacks",)
+
+
+def test_a_run_is_there_though_its_place_beside_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.savez(tmp_path / "rows.npz", obs=np.zeros(3, np.float32))
+    rule = Rule(op="rmdir", path="*/.tmp-g0000-run", action="error", times=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "active", FaultDoor([rule]))
+        assert porting.import_npz(tmp_path / "rows.npz", tmp_path / "run").rows == 3
+    assert "could not be removed" in caplog.text
+    assert pyengine.open_run(tmp_path / "run").latest is not None
+    shutil.rmtree(tmp_path / "run")
+    porting.import_npz(tmp_path / "rows.npz", tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.npz", "run"]
 
 
 def test_a_run_that_is_there_is_left_alone(tmp_path: Path) -> None:
