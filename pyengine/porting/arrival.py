@@ -23,6 +23,7 @@ from pyengine.engine.settings import check_step
 from pyengine.errors import ConfigError, RowError, UnportableError
 from pyengine.events import Progress, logger
 from pyengine.format import names
+from pyengine.format.levels import PARTIAL
 from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
@@ -36,6 +37,7 @@ RING_BYTES = 64 * 1024 * 1024
 """Memory for rows that a new run's ring takes while it is filled, where a segment is not larger."""
 
 _RUN = "run"
+_REASON = "replay only: rows were imported, and nothing that learns from them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,13 @@ class Destination:
         about = {
             "format": contents.format,
             "source": contents.path,
-            "level": "partial: replay only",
             "notes": list(contents.notes),
         }
         with SnapshotEngine(
             run_dir, keep_last=1, budget=None, track_rng=False, notes={"import": about}
         ) as engine:
             engine.track(**{self.ring: ring}).restore()
+            engine.declare_level(PARTIAL, reasons=(_REASON,))
             _fill(ring, source, self.progress)
             if len(ring) < contents.rows:
                 raise UnportableError(

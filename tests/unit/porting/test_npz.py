@@ -237,6 +237,8 @@ def test_a_script_takes_the_ring_and_goes_on(tmp_path: Path) -> None:
         assert (report.next_step, len(ring), counters) == (1, 8, {"episodes": 3})
         ring.add(obs=8.0)
         engine.snapshot(1).wait(60)
+        assert report.level.name == "partial"
+        assert report.level.reasons[0].startswith("replay only")
     assert pyengine.load(tmp_path / "run", only=["counters"]) == {"counters": counters}
 
 
