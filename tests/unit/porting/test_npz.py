@@ -128,9 +128,7 @@ def test_a_ring_with_a_nested_name_goes_out(tmp_path: Path) -> None:
             fill(ring, steps)
         engine.snapshot(5).wait(60)
     for name, ring in rings.items():
-        told = porting.export_npz(
-            tmp_path / "run", tmp_path / f"{name}.npz", ring=f"{name}/replay"
-        )
+        told = porting.export_npz(tmp_path / "run", tmp_path / f"{name}.npz", ring=f"{name}/replay")
         assert told.ring == f"{name}/replay"
         other = make_ring()
         porting.import_npz(tmp_path / f"{name}.npz", into=other)
