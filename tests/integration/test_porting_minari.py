@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,9 @@ from porting_rings import fill, lane_rows, make_ring, save
 
 import pyengine
 from pyengine import porting
-from pyengine.errors import ConfigError, TargetExistsError, UnportableError
+from pyengine.errors import ConfigError, NoSpaceError, TargetExistsError, UnportableError
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Rule
 from pyengine.porting import pieces
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -147,3 +154,121 @@ def test_rings_of_the_adapters_go_out(tmp_path: Path, minari: Any) -> None:
     assert (seen == model.replay_buffer.observations[:count, 0]).all()
     done = np.concatenate([one.terminations | one.truncations for one in episodes])
     assert (done[:-1] == (model.replay_buffer.dones[: count - 1, 0] != 0)).all()
+
+
+REPLACED, REPLACING = 18, 40
+
+
+@pytest.fixture
+def replace(tmp_path: Path, minari: Any) -> Any:
+    """A call that replaces a dataset of 18 steps by one of 40."""
+    for name, count in (("old", REPLACED), ("new", REPLACING)):
+        ring = make_ring()
+        fill(ring, count // 2)
+        save(ring, tmp_path / name)
+    porting.export_minari(tmp_path / "old", "rows-v0")
+    return lambda: porting.export_minari(tmp_path / "new", "rows-v0", force=True)
+
+
+def _left(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "datasets").iterdir())
+
+
+MOVED_IN = "*/.tmp-g0000-rows-v0/dataset"
+ASIDE = ".replaced-rows-v0"
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        (Rule("rename", "error", path=MOVED_IN, errno="ENOSPC"), NoSpaceError),
+        (Rule("rename", "error", path=MOVED_IN, errno="EIO"), OSError),
+        (Rule("rename", "error", path="*/rows-v0", errno="ENOSPC"), NoSpaceError),
+        (Rule("fsync", "error", path="*/datasets", errno="EIO"), OSError),
+    ],
+)
+def test_a_dataset_that_cannot_be_replaced_is_there_as_before(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    minari: Any,
+    replace: Any,
+    rule: Rule,
+    kind: Any,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "active", FaultDoor([rule]))
+        with pytest.raises(kind):
+            replace()
+    assert minari.load_dataset("rows-v0").total_steps == REPLACED
+    assert _left(tmp_path) == ["rows-v0"]
+    replace()
+    assert minari.load_dataset("rows-v0").total_steps == REPLACING
+    assert _left(tmp_path) == ["rows-v0"]
+
+
+class _Interrupted(door.Door):
+    """The user stops the program behind a rename."""
+
+    def __init__(self, nth: int) -> None:
+        self._before = nth
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self._before -= 1
+        if self._before == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupted_export_puts_the_replaced_dataset_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minari: Any, replace: Any, nth: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "active", _Interrupted(nth))
+        with pytest.raises(KeyboardInterrupt):
+            replace()
+    assert minari.load_dataset("rows-v0").total_steps == REPLACED
+    assert _left(tmp_path) == ["rows-v0"]
+
+
+def test_a_dataset_that_could_not_be_put_back_is_by_the_next_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minari: Any, replace: Any
+) -> None:
+    rules = [
+        Rule("rename", "error", path=MOVED_IN, errno="ENOSPC"),
+        Rule("rename", "error", path=f"*/{ASIDE}", nth=2, errno="ENOSPC"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "active", FaultDoor(rules))
+        with pytest.raises(NoSpaceError):
+            replace()
+    assert _left(tmp_path) == [ASIDE]
+    with pytest.raises(TargetExistsError):
+        porting.export_minari(tmp_path / "new", "rows-v0")
+    assert minari.load_dataset("rows-v0").total_steps == REPLACED
+    assert _left(tmp_path) == ["rows-v0"]
+
+
+@pytest.mark.parametrize(("when", "found"), [("before", REPLACED), ("after", REPLACING)])
+def test_a_killed_export_loses_no_dataset(
+    tmp_path: Path, minari: Any, replace: Any, when: str, found: int
+) -> None:
+    plan = [{"op": "rename", "path": MOVED_IN, "action": "kill", "when": when}]
+    code = f"""
+from pyengine import porting
+porting.export_minari({str(tmp_path / "new")!r}, "rows-v0", force=True)
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYENGINE_FAULT_PLAN": json.dumps(plan)},
+        timeout=110,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    assert ASIDE in _left(tmp_path)
+    with pytest.raises(TargetExistsError):
+        porting.export_minari(tmp_path / "new", "rows-v0")
+    assert minari.load_dataset("rows-v0").total_steps == found
+    replace()
+    assert minari.load_dataset("rows-v0").total_steps == REPLACING
+    assert _left(tmp_path) == ["rows-v0"]
