@@ -6,8 +6,12 @@ Nothing is ever printed to stdout outside the command line.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 logger = logging.getLogger("pyengine")
+
+Progress = Callable[[int, int], None]
+"""Called with (done, in all), of bytes or of rows, now and then while a long call works."""
 
 
 # Ignored: StreamHandler is generic in the stubs alone; at run time before Python 3.11 it is not.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os.path import samestat
 from typing import Any
@@ -20,17 +19,15 @@ from pyengine.catalog import scan
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.new_run import appear, check_new_run, place_beside
+from pyengine.catalog.run import LATEST, split_named
 from pyengine.catalog.run_record import write_run_record
 from pyengine.errors import DamageError, RunDirectoryError
+from pyengine.events import Progress
 from pyengine.format import names
 from pyengine.format.manifest import FileRecord, utc_timestamp
 from pyengine.fs import door, durable
 from pyengine.fs.beneath import check_size, open_beneath, read_beneath
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
-
-LATEST = "latest"
 _ATTEMPTS = 5
 _RECORD_MAX_BYTES = 64 * 1024 * 1024
 
@@ -94,20 +91,22 @@ def choose_named(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
     path = os.path.realpath(source)
     if scan.has_manifest(path):
         return SnapshotInfo.of(path, scan.read_manifest(path)), ()
-    run, separator, wanted = source.rpartition("@")
-    if not separator or not run or not (wanted == LATEST or wanted.isdecimal()):
+    named = split_named(source)
+    if named is None:
         raise RunDirectoryError(
             f"{source}: say which snapshot: RUN@STEP, RUN@{LATEST}, or a snapshot's directory",
             path=source,
         )
+    return choose_step(*named)
+
+
+def choose_step(run: str, step: int | None) -> tuple[SnapshotInfo, tuple[str, ...]]:
+    """Return the newest snapshot of a run that has this step, or None: any; one of weights alone
+    where there is no other. Else as `choose_named`."""
     run_dir = os.path.realpath(run)
-    found = [
-        name
-        for name in scan.committed_names(run_dir)
-        if wanted == LATEST or name.step == int(wanted)
-    ]
+    found = [name for name in scan.committed_names(run_dir) if step is None or name.step == step]
     if not found:
-        raise RunDirectoryError(_not_found(run_dir, wanted), path=run_dir)
+        raise RunDirectoryError(_not_found(run_dir, step), path=run_dir)
     chosen = found[-1]
     info = scan.read_snapshot(run_dir, chosen.text)
     for name in reversed(found[:-1]):
@@ -120,7 +119,7 @@ def choose_named(source: str) -> tuple[SnapshotInfo, tuple[str, ...]]:
     return info, tuple(name.text for name in others)
 
 
-def _not_found(run_dir: str, wanted: str) -> str:
+def _not_found(run_dir: str, step: int | None) -> str:
     if not os.path.isdir(os.path.join(run_dir, names.SNAPSHOTS)):
         what = "is no run directory" if os.path.exists(run_dir) else "does not exist"
         return f"{run_dir} {what}"
@@ -128,7 +127,7 @@ def _not_found(run_dir: str, wanted: str) -> str:
     if not steps:
         return f"{run_dir} holds no snapshot"
     shown = ", ".join(map(str, steps[-10:]))
-    return f"{run_dir} holds no snapshot of step {wanted}; the newest steps are {shown}"
+    return f"{run_dir} holds no snapshot of step {step}; the newest steps are {shown}"
 
 
 def _check_target(target: str, info: SnapshotInfo) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from pyengine.errors import RunBusyError, RunDirectoryError
+from pyengine.events import logger
 from pyengine.format import names
 from pyengine.fs import durable, process
 from pyengine.fs.locks import OfdLock
@@ -61,6 +62,18 @@ def place_beside(
         except BaseException:
             durable.remove_tree(place)
             raise
+
+
+def leave_place(place: str) -> None:
+    """Remove what `place_beside` gave, once its work is done.
+
+    Where that fails a warning says so: the work is done all the same, and the next call for the
+    same name uses up what is left.
+    """
+    try:
+        durable.remove_tree(place)
+    except OSError as error:
+        logger.warning("%s could not be removed, the next call will: %s", place, error)
 
 
 def appear(place: str, target: str) -> None:

@@ -11,6 +11,8 @@ from pyengine.catalog.run_record import read_run_id
 from pyengine.errors import RunDirectoryError
 from pyengine.format import names
 
+LATEST = "latest"
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -61,6 +63,14 @@ def _run_id(run_dir: str, found: scan.Scan) -> str:
     if not os.path.lexists(os.path.join(run_dir, names.RUN_JSON)) and found.snapshots:
         return found.snapshots[-1].run_id
     return read_run_id(run_dir)
+
+
+def split_named(text: str) -> tuple[str, int | None] | None:
+    """Return run and step of `RUN@STEP`, the step None for `RUN@latest`; None: it is neither."""
+    run, _, wanted = text.rpartition("@")
+    if not run or not (wanted == LATEST or wanted.isdecimal()):
+        return None
+    return run, None if wanted == LATEST else int(wanted)
 
 
 def choose_snapshot(path: str | os.PathLike[str]) -> SnapshotInfo:

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from pyengine.catalog.run import split_named
 from pyengine.cli.progress import progress_bar
 from pyengine.errors import ConfigError
 
@@ -55,11 +56,9 @@ def run_export(options: argparse.Namespace) -> int:
 
 def _snapshot(source: str) -> tuple[str, int | None]:
     """Return the run and the step that RUN@STEP names; a path that is there is a path."""
-    run, separator, step = source.rpartition("@")
-    if os.path.lexists(source) or not separator:
+    if os.path.lexists(source) or "@" not in source:
         return source, None
-    if step == "latest":
-        return run, None
-    if not step.isdecimal():
+    named = split_named(source)
+    if named is None:
         raise ConfigError(f"{source}: expected RUN@STEP or RUN@latest")
-    return run, int(step)
+    return named

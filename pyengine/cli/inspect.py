@@ -161,8 +161,8 @@ def _print_snapshot(console: Console, info: SnapshotInfo) -> None:
         _print_ring(console, ring)
     imported = info.notes.get("import")
     if isinstance(imported, dict):
-        words = f"imported from {imported.get('source')} ({imported.get('format')}), "
-        console.print(f"{words}{imported.get('level')}", markup=False, soft_wrap=True)
+        words = f"imported from {imported.get('source')} ({imported.get('format')})"
+        console.print(words, markup=False, soft_wrap=True)
     for name, value in info.metrics.items():
         console.print(f"metric {escape(name)} = {value!r}")
     for name, note in info.notes.items():

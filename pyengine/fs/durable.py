@@ -23,7 +23,9 @@ from pyengine.fs.limits import explain
 from pyengine.fs.stream import CHUNK_BYTES, write_pieces
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system says that gives no hard link here."""
+
 _CANNOT_CLONE = (
     errno.EXDEV,
     errno.EPERM,
@@ -307,7 +309,7 @@ def link_or_copy(source: str, target: str, *, temporary: str) -> str:
         with no_space_is_typed(os.path.dirname(target), PAGE_BYTES):
             door.active.link(source, target)
     except OSError as error:
-        if error.errno not in _CANNOT_LINK:
+        if error.errno not in CANNOT_LINK:
             raise
     else:
         return "link"

@@ -17,7 +17,6 @@ from pyengine.fs.door import Buffer
 from pyengine.fs.locks import OfdLock
 
 _FLUSH_BYTES = 64 * 1024 * 1024
-_CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class _Output(io.RawIOBase):
@@ -102,7 +101,7 @@ def _give_name(beside: str, path: str, replaces: bool) -> None:
         try:
             door.active.link(beside, path)
         except OSError as error:
-            if error.errno not in _CANNOT_LINK:
+            if error.errno not in durable.CANNOT_LINK:
                 raise
             _check_place(path, replaces)
         else:

@@ -7,7 +7,6 @@ ordinary engine with a bounded ring beside the place where it appears by one ren
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from pyengine.catalog import scan
 from pyengine.catalog.generation import generation_path
 from pyengine.catalog.keepers import busy, party_keeper
-from pyengine.catalog.new_run import appear, check_new_run, place_beside
+from pyengine.catalog.new_run import appear, check_new_run, leave_place, place_beside
 from pyengine.config import DRAIN_WAIT_SECONDS
 from pyengine.engine.engine import SnapshotEngine
 from pyengine.engine.settings import check_step
 from pyengine.errors import ConfigError, RowError, UnportableError
-from pyengine.events import logger
+from pyengine.events import Progress, logger
 from pyengine.format import names
+from pyengine.format.levels import PARTIAL
 from pyengine.format.schema import PRIORITY_FIELD, Schema
 from pyengine.fs import durable
 from pyengine.fs.locks import OfdLock
@@ -33,13 +33,11 @@ from pyengine.replay.plan import least_memory, plan_ring
 from pyengine.replay.priorities import PrioritizedReplayBuffer
 from pyengine.replay.ring import ReplayBuffer
 
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
-
 RING_BYTES = 64 * 1024 * 1024
 """Memory for rows that a new run's ring takes while it is filled, where a segment is not larger."""
 
 _RUN = "run"
+_REASON = "replay only: rows were imported, and nothing that learns from them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +121,20 @@ class Destination:
             with _new_ring(contents, self.capacity, bounded=not is_remote(place)) as ring:
                 self._save(source, ring, run_dir)
             appear(run_dir, path)
-            durable.remove_tree(place)
+            leave_place(place)
 
     def _save(self, source: RowSource, ring: ReplayBuffer, run_dir: str) -> None:
         contents = source.contents
         about = {
             "format": contents.format,
             "source": contents.path,
-            "level": "partial: replay only",
             "notes": list(contents.notes),
         }
         with SnapshotEngine(
             run_dir, keep_last=1, budget=None, track_rng=False, notes={"import": about}
         ) as engine:
             engine.track(**{self.ring: ring}).restore()
+            engine.declare_level(PARTIAL, reasons=(_REASON,))
             _fill(ring, source, self.progress)
             if len(ring) < contents.rows:
                 raise UnportableError(

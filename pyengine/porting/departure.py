@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyengine.errors import TargetExistsError
 from pyengine.porting.ring_rows import RingRows
-
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 
 
 @dataclass(frozen=True, slots=True)

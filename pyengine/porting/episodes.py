@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.errors import UnportableError
+from pyengine.events import Progress
 from pyengine.format.schema import Field, Schema
-from pyengine.porting.departure import Progress
 from pyengine.porting.ring_rows import RingRows
 from pyengine.porting.roles import Roles
 from pyengine.porting.sequences import Piece

@@ -13,13 +13,16 @@ import os
 import warnings
 from typing import Any
 
-from pyengine.catalog.new_run import place_beside
-from pyengine.errors import ConfigError
+from pyengine.catalog.new_run import leave_place, place_beside
+from pyengine.errors import ConfigError, NoSpaceError
+from pyengine.events import Progress, logger
 from pyengine.fs import durable
-from pyengine.porting.departure import Exported, Progress, dropped_note, target_exists
+from pyengine.porting.departure import Exported, dropped_note, target_exists
 from pyengine.porting.episodes import Episodes
 from pyengine.porting.ring_rows import open_ring
 from pyengine.porting.roles import find_roles
+
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def export_minari(
@@ -42,7 +45,8 @@ def export_minari(
 
     Raises UnportableError where the ring's rows are no episodes, TargetExistsError where there is
     such a dataset (`force=True` replaces it), ConfigError where Minari is not installed or the id
-    is none of its; else as `export_npz` does. Nothing is left under the id then.
+    is none of its; else as `export_npz` does. Under the id is then what was there before; where a
+    kill left it aside, the next export of this id puts it back.
     """
     minari = _import()
     target = _dataset_path(dataset_id)
@@ -52,10 +56,18 @@ def export_minari(
         roles = find_roles(rows.schema, rows.info.path, "Minari")
         writer = Episodes(rows, roles, progress)
         with place_beside(target) as place:
+            _settle(target, place)
+            if os.path.lexists(target) and not force:
+                raise target_exists(target)
             made = os.path.join(place, "dataset")
             _write(minari, os.path.join(made, "data"), dataset_id, env, writer)
-            _appear(made, target, place, force=force)
-            durable.remove_tree(place)
+            _appear(made, target, force=force)
+            try:
+                _settle(target, place)
+            except (OSError, NoSpaceError) as error:
+                aside = _aside(target)
+                logger.warning("%s was replaced and stays until the next export: %s", aside, error)
+            leave_place(place)
         notes = list(dropped_note(rows))
         others = [name for name in rows.schema if name not in roles.names]
         if others:
@@ -131,22 +143,55 @@ def _env_spaces(env: str) -> dict[str, Any]:
         raise ConfigError(f"env={env!r}: {error}", field="env", got=env) from error
 
 
-def _appear(made: str, target: str, place: str, *, force: bool) -> None:
-    """Give a dataset its name; durable on return."""
+def _aside(target: str) -> str:
+    """Return where a dataset lies while another takes its place; hidden, as Minari sees it."""
+    directory, name = os.path.split(target)
+    return os.path.join(directory, f".replaced-{name}")
+
+
+def _settle(target: str, place: str) -> None:
+    """Remove what lies aside, its place being taken; put it back where a kill left that empty.
+
+    Durable where it is put back. NoSpaceError, OSError.
+    """
+    aside = _aside(target)
+    if not os.path.lexists(aside):
+        return
+    if os.path.lexists(target):
+        # Under this name first, so that one half removed is never put back.
+        replaced = os.path.join(place, "replaced")
+        durable.rename(aside, replaced)
+        durable.remove_tree(replaced)
+    else:
+        durable.rename(aside, target)
+        durable.fsync_directory(os.path.dirname(target))
+
+
+def _appear(made: str, target: str, *, force: bool) -> None:
+    """Give a dataset its name, by `force` that of one which is moved aside; durable on return.
+
+    An exception takes the new one away again and puts the old one back; where even that fails, the
+    old one stays aside, whole.
+    """
     for directory, _, files in os.walk(made):
         for name in files:
             durable.fsync_file(os.path.join(directory, name))
         durable.fsync_directory(directory)
-    replaced = os.path.join(place, "replaced")
-    is_replacing = force and os.path.lexists(target)
-    if is_replacing:
-        durable.rename(target, replaced)
     try:
+        if force and os.path.lexists(target):
+            durable.rename(target, _aside(target))
         durable.rename(made, target)
-    except OSError as error:
-        if is_replacing:
-            durable.rename(replaced, target)
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+        durable.fsync_directory(os.path.dirname(target))
+    except BaseException as error:
+        _take_back(made, target)
+        if isinstance(error, OSError) and error.errno in _TAKEN:
             raise target_exists(target) from error
         raise
-    durable.fsync_directory(os.path.dirname(target))
+
+
+def _take_back(made: str, target: str) -> None:
+    aside = _aside(target)
+    if not os.path.lexists(made) and os.path.lexists(target):
+        durable.rename(target, made)
+    if os.path.lexists(aside) and not os.path.lexists(target):
+        durable.rename(aside, target)

@@ -9,31 +9,30 @@ their own shapes and dtypes, of one lane unless it has "@lane", and "terminated"
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import SchemaError, SourceFormatError, UnportableError
+from pyengine.errors import SourceFormatError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.dtypes import BY_NAME, dtype_name
 from pyengine.format.schema import PRIORITY_FIELD, Field, Schema
-from pyengine.porting.arrival import Destination, Imported, Progress
-from pyengine.porting.npz_out import ABOUT, END, LANE, VERSION
+from pyengine.porting.arrival import Destination, Imported
+from pyengine.porting.npz_members import Member, read_about, read_header, read_member, read_rows
+from pyengine.porting.npz_out import ABOUT, END, LANE
+from pyengine.porting.pieces import rows_at_a_time
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
     SourcePiece,
     open_source,
     reading,
-    rows_at_a_time,
 )
 from pyengine.replay.plan import numpy_dtype
 from pyengine.replay.ring import ReplayBuffer
@@ -41,7 +40,6 @@ from pyengine.replay.ring import ReplayBuffer
 Array = NDArray[Any]
 
 _SUFFIX = ".npy"
-_ABOUT_MAX_BYTES = 16 * 1024 * 1024
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -83,19 +81,8 @@ def open_npz(
         file = stack.enter_context(os.fdopen(open_source(path, "an npz file"), "rb"))
         with reading(path, "npz", *_BROKEN):
             archive = stack.enter_context(zipfile.ZipFile(file))
-            yield_rows = NpzRows(path, archive, rename, episode_end)
-        yield yield_rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One array: of `count` rows of `shape`."""
-
-    name: str
-    entry: str
-    count: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+            rows = NpzRows(path, archive, rename, episode_end)
+        yield rows
 
 
 class NpzRows:
@@ -116,8 +103,8 @@ class NpzRows:
             if name in members or not entry.endswith(_SUFFIX):
                 raise SourceFormatError(f"{path}: {entry!r} is no array, or there twice", path=path)
             members[name] = entry
-        about = _read_about(path, archive, members.pop(ABOUT, None))
-        found = {name: self._member(name, entry) for name, entry in members.items()}
+        about = read_about(path, archive, members.pop(ABOUT, None))
+        found = {name: read_member(path, archive, name, entry) for name, entry in members.items()}
         self._lane, self._end = found.pop(LANE, None), found.pop(END, None)
         self._members = {rename.get(name, name): one for name, one in found.items()}
         missing = sorted(set(rename) - set(found))
@@ -131,36 +118,6 @@ class NpzRows:
             )
         self._check_counts()
         self.contents = self._describe(about, rename, episode_end)
-
-    def _member(self, name: str, entry: str) -> _Member:
-        info = self._archive.getinfo(entry)
-        with self._archive.open(entry) as stream:
-            shape, is_fortran, dtype = _read_header(stream)
-            header_bytes = stream.tell()
-        if dtype.hasobject:
-            raise SourceFormatError(
-                f"{self._path}: array {name!r} holds Python objects, which only pickle reads, and "
-                "pickle runs code of whoever wrote it: save it as numbers",
-                path=self._path,
-            )
-        if any(size < 0 for size in shape):
-            raise SourceFormatError(f"{self._path}: array {name!r} of {shape}", path=self._path)
-        if not shape or (is_fortran and len(shape) > 1):
-            raise UnportableError(
-                f"{self._path}: array {name!r} has shape {shape}"
-                f"{' in Fortran order' if is_fortran else ''}, a field has rows first, in C order",
-                path=self._path,
-                expected="(rows, ...) in C order",
-                got=shape,
-            )
-        size = header_bytes + prod(shape) * dtype.itemsize
-        if info.file_size != size:
-            raise SourceFormatError(
-                f"{self._path}: array {name!r} of shape {shape} takes {size} bytes, it has "
-                f"{info.file_size}",
-                path=self._path,
-            )
-        return _Member(name, entry, shape[0], shape[1:], dtype)
 
     def _check_counts(self) -> None:
         extra = [one for one in (self._lane, self._end) if one is not None]
@@ -223,7 +180,7 @@ class NpzRows:
             episode_end = [name for name in EPISODE_END if is_flag.get(name)]
         return Schema(fields, episode_end=tuple(episode_end))
 
-    def _dtype(self, member: _Member) -> str:
+    def _dtype(self, member: Member) -> str:
         try:
             name = dtype_name(member.dtype)
         except KeyError:
@@ -246,9 +203,9 @@ class NpzRows:
             return (count,)
         counts = np.zeros(lanes, np.int64)
         with self._archive.open(self._lane.entry) as stream:
-            _read_header(stream)
+            read_header(stream)
             for begin in range(0, count, 1 << 20):
-                part = _read_rows(stream, self._lane, min(1 << 20, count - begin))
+                part = read_rows(stream, self._lane, min(1 << 20, count - begin))
                 if part.size and not 0 <= int(part.min()) <= int(part.max()) < 1 << 20:
                     raise SourceFormatError(f"{self._path}: impossible lanes", path=self._path)
                 found = np.bincount(part.astype(np.int64), minlength=len(counts))
@@ -267,7 +224,7 @@ class NpzRows:
         extra = {one.name: one for one in (self._lane, self._end) if one is not None}
         members = {**self._members, **extra}
         count = next(iter(self._members.values())).count
-        at_once = rows_at_a_time(self.contents.schema)
+        at_once = rows_at_a_time(self.contents.schema.values())
         with contextlib.ExitStack() as stack:
             with reading(self._path, "npz", *_BROKEN):
                 streams = {
@@ -275,11 +232,11 @@ class NpzRows:
                     for name, one in members.items()
                 }
                 for stream in streams.values():
-                    _read_header(stream)
+                    read_header(stream)
             for begin in range(0, count, at_once):
                 many = min(at_once, count - begin)
                 with reading(self._path, "npz", *_BROKEN):
-                    rows = {n: _read_rows(streams[n], one, many) for n, one in members.items()}
+                    rows = {n: read_rows(streams[n], one, many) for n, one in members.items()}
                 yield from self._by_lane(rows)
             with reading(self._path, "npz", *_BROKEN):
                 for stream in streams.values():
@@ -308,57 +265,3 @@ def _renamed(
             item["next_of"] = rename.get(item["next_of"], item["next_of"])
     ends = [rename.get(name, name) for name in record["episode_end"]]
     return {"fields": fields, "episode_end": ends if episode_end is None else list(episode_end)}
-
-
-def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        header = np.lib.format.read_array_header_2_0(stream)
-    else:
-        raise ValueError(f"npy version {version}")
-    shape, is_fortran, dtype = header
-    return tuple(shape), bool(is_fortran), dtype
-
-
-def _read_rows(stream: IO[bytes], member: _Member, count: int) -> Array:
-    data = bytearray(count * prod(member.shape) * member.dtype.itemsize)
-    view, done = memoryview(data), 0
-    while done < len(view):
-        got = stream.read(min(len(view) - done, 1 << 20))
-        if not got:
-            raise EOFError(f"array {member.name!r} ends too early")
-        view[done : done + len(got)] = got
-        done += len(got)
-    values = np.frombuffer(data, member.dtype)
-    return values.reshape(count, *member.shape)
-
-
-def _read_about(path: str, archive: zipfile.ZipFile, entry: str | None) -> dict[str, Any] | None:
-    """Return what `export_npz` said of the ring; None where another program wrote the file."""
-    if entry is None:
-        return None
-    if archive.getinfo(entry).file_size > _ABOUT_MAX_BYTES:
-        raise SourceFormatError(f"{path}: {ABOUT!r} is too large", path=path)
-    with archive.open(entry) as stream:
-        text = np.lib.format.read_array(stream)  # no pickle, unless asked for
-    try:
-        about = json.loads(str(text))
-        version = about["version"]
-        if version != VERSION:
-            raise SourceFormatError(
-                f"{path}: {ABOUT!r} has version {version}, this pyengine reads {VERSION}", path=path
-            )
-        Schema.from_record(about["schema"])
-        priorities = about["priorities"]
-        if priorities is not None:
-            priorities = {name: float(priorities[name]) for name in ("alpha", "epsilon")}
-        lanes, capacity = int(about["num_lanes"]), int(about["capacity"])
-        if not 1 <= lanes <= 1 << 20 or capacity < lanes:
-            raise ValueError(f"{lanes} lanes, capacity {capacity}")
-        return {**about, "priorities": priorities}
-    except (KeyError, TypeError, ValueError, RecursionError, SchemaError) as error:
-        raise SourceFormatError(
-            f"{path}: {ABOUT!r} makes no sense: {error!r}", path=path
-        ) from error

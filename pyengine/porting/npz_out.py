@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine.events import Progress
 from pyengine.format import names
 from pyengine.fs.output import new_file
-from pyengine.porting.departure import Exported, Progress, dropped_note, refusing_to_replace
+from pyengine.porting.departure import Exported, dropped_note, refusing_to_replace
 from pyengine.porting.ring_rows import RingRows, open_ring
 from pyengine.replay.plan import numpy_dtype
 

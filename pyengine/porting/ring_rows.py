@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from pyengine.capture.tensorfile import TensorFile
-from pyengine.catalog.branch import choose_named
+from pyengine.catalog.branch import choose_step
 from pyengine.catalog.commit import hold_snapshot
 from pyengine.catalog.info import SnapshotInfo
 from pyengine.catalog.rings import read_buffer_header
@@ -30,17 +30,15 @@ from pyengine.errors import ComponentMismatchError, ConfigError, DamageError
 from pyengine.format import names
 from pyengine.format.buffer_header import BufferHeader, Extent
 from pyengine.format.frame import read_into
-from pyengine.format.schema import START_FIELD, Field, Schema
+from pyengine.format.schema import START_FIELD, Schema
 from pyengine.format.segment import FieldRegion, SegmentHeader
 from pyengine.fs import door
 from pyengine.fs.beneath import check_size, drop_cache, open_beneath
+from pyengine.porting.pieces import rows_at_a_time
 from pyengine.porting.sequences import Piece, Sequences
 from pyengine.replay.plan import numpy_dtype
 
 Array = NDArray[Any]
-
-PIECE_BYTES = 4 * 1024 * 1024
-"""About how much of its fields is read at a time."""
 
 _ATTEMPTS = 5
 
@@ -73,7 +71,7 @@ def open_ring(
 
 def _choose(run: str | os.PathLike[str], step: int | None) -> SnapshotInfo:
     path = os.fspath(run)
-    return choose_snapshot(path) if step is None else choose_named(f"{path}@{step}")[0]
+    return choose_snapshot(path) if step is None else choose_step(path, step)[0]
 
 
 def _choose_ring(info: SnapshotInfo, wanted: str | None) -> str:
@@ -115,7 +113,7 @@ class RingRows:
     def __init__(self, info: SnapshotInfo, name: str) -> None:
         self.info = info
         self.name = name
-        self._directory = f"{names.BUFFER}/{name}"
+        self._directory = names.ring_directory(name)
         path = f"{self._directory}/{names.BUFFER_HEADER}"
         record = info.file(path)
         if record is None:
@@ -152,8 +150,9 @@ class RingRows:
 
         Stacks are made of their frames. Raises DamageError that names file and block.
         """
-        stored, size = self._stored(fields)
-        count = max(1, PIECE_BYTES // max(size, 1))
+        stored = self._stored(fields)
+        starts = self.schema.append_fields[START_FIELD]
+        count = rows_at_a_time([*(self.schema[name] for name in fields), starts])
         for lane, extents in enumerate(self.extents):
             self._sequences.begin_lane(lane)
             for extent in extents:
@@ -167,14 +166,11 @@ class RingRows:
                         self._add_mutable(piece, fields)
                         yield piece
 
-    def _stored(self, fields: Sequence[str]) -> tuple[list[str], int]:
-        """Return which fields of the files are read for these, and the bytes of such a row."""
-        kept: dict[str, Field] = self.schema.append_fields
+    def _stored(self, fields: Sequence[str]) -> list[str]:
+        """Return which fields of the files are read for these."""
         pairs = {pair.obs: pair.next_obs for pair in self.schema.stacks}
         stored = dict.fromkeys(pairs.get(name, name) for name in fields)
-        append = [name for name in stored if name in kept]
-        size = sum(self.schema[name].row_bytes for name in fields) + kept[START_FIELD].row_bytes
-        return [*append, START_FIELD], size
+        return [*(name for name in stored if name in self.schema.append_fields), START_FIELD]
 
     def _add_mutable(self, piece: Piece, fields: Sequence[str]) -> None:
         wanted = [name for name in fields if self.schema[name].mutable]

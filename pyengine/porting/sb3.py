@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from pyengine.capture.pickled import load_file
 from pyengine.errors import ConfigError, PickleRefusedError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.schema import Field, Schema
 from pyengine.fs import door
-from pyengine.porting.arrival import Destination, Imported, Progress
+from pyengine.porting.arrival import Destination, Imported
+from pyengine.porting.pieces import rows_at_a_time
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
     SourcePiece,
     open_source,
-    rows_at_a_time,
 )
 from pyengine.replay.ring import ReplayBuffer
 
@@ -132,7 +133,7 @@ class Sb3Rows:
 
     def pieces(self) -> Iterator[SourcePiece]:
         """Yield all rows, lane by lane."""
-        at_once = rows_at_a_time(self.contents.schema)
+        at_once = rows_at_a_time(self.contents.schema.values())
         size = int(self._buffer.buffer_size)
         for lane in range(len(self.contents.lane_rows)):
             for begin in range(0, len(self._order), at_once):

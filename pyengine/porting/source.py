@@ -17,9 +17,6 @@ from pyengine.fs.beneath import open_regular
 
 Array = NDArray[Any]
 
-PIECE_BYTES = 4 * 1024 * 1024
-"""About how much of a source is read at a time."""
-
 EPISODE_END = ("terminated", "truncated")
 
 
@@ -64,11 +61,6 @@ class RowSource(Protocol):
 
     def pieces(self) -> Iterator[SourcePiece]:
         """Yield all rows, each lane's oldest first. SourceFormatError where they cannot be read."""
-
-
-def rows_at_a_time(schema: Schema) -> int:
-    """Return how many rows make a piece."""
-    return max(1, PIECE_BYTES // sum(one.row_bytes for one in schema.values()))
 
 
 def open_source(path: str, what: str) -> int:

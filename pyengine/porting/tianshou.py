@@ -15,16 +15,17 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pyengine.errors import ConfigError, SchemaError, SourceFormatError, UnportableError
+from pyengine.events import Progress
 from pyengine.format.schema import Field, Schema
 from pyengine.fs import door
-from pyengine.porting.arrival import Destination, Imported, Progress
+from pyengine.porting.arrival import Destination, Imported
+from pyengine.porting.pieces import rows_at_a_time
 from pyengine.porting.source import (
     EPISODE_END,
     Contents,
     SourcePiece,
     open_source,
     reading,
-    rows_at_a_time,
 )
 from pyengine.replay.ring import ReplayBuffer
 
@@ -183,7 +184,7 @@ class TianshouRows:
 
     def pieces(self) -> Iterator[SourcePiece]:
         """Yield all rows, lane by lane. SourceFormatError where the file cannot be read."""
-        at_once = rows_at_a_time(self.contents.schema)
+        at_once = rows_at_a_time(self.contents.schema.values())
         for lane, (order, offset, size) in enumerate(self._lanes):
             at = order.start
             while at < order.stop:

@@ -65,7 +65,7 @@ def _damage(run_dir: str, log: Log) -> None:
 
 
 def _branch(run_dir: str, new: str, log: Log) -> None:
-    branch.branch_run(f"{run_dir}@{branch.LATEST}", new)
+    branch.branch_run(f"{run_dir}@latest", new)
     log.note(event="branched")
 
 

@@ -128,7 +128,9 @@ def test_the_command_line_brings_rows_in_and_out(
     status, out, _ = _run_command(capsys, "inspect", run / "latest")
     assert status == 0
     assert "imported from" in out
-    assert "partial: replay only" in out
+    assert "level partial" in out
+    assert "because replay only" in out
+    assert "nobody has declared" not in out
     status, out, _ = _run_command(capsys, "export", f"{run}@3", back)
     assert status == 0
     assert f"{back}: 5 rows in 1 lanes" in out
@@ -152,6 +154,7 @@ def test_the_command_line_brings_rows_in_and_out(
         (["export", "run", "rows.npz"], 2, "--force"),
         (["export", "run", "back.npz", "--env", "CartPole-v1"], 2, "--to minari"),
         (["export", "run@first", "back.npz"], 2, "RUN@STEP"),
+        (["export", "@8", "back.npz"], 2, "RUN@STEP"),
         (["export", "run@8", "back.npz"], 2, "no snapshot of step 8"),
         (["export", "nothing", "back.npz"], 2, "does not exist"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import pyengine
+from pyengine.porting import ring_rows
 
 LANES = 2
 DEPTH = 4
@@ -92,6 +93,25 @@ def restored(run_dir: Path, ring: Any, name: str = "replay") -> Any:
         engine.track(**{name: ring})
         engine.restore()
     return ring
+
+
+def ring_like(run_dir: Path) -> Any:
+    """Return a ring with a run's rows, made by what its snapshot says of it."""
+    with ring_rows.open_ring(run_dir) as rows:
+        ring = pyengine.ReplayBuffer(
+            rows.schema, rows.header.capacity, num_envs=rows.header.num_lanes
+        )
+    return restored(run_dir, ring)
+
+
+class Bomb:
+    """What makes a directory when its pickle is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.mkdir, (self.path,))
 
 
 def lane_rows(ring: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -60,11 +61,12 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "late") == ["file"]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EXDEV, errno.EMLINK])
 def test_where_links_are_refused_names_are_given_by_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def link(source: str, target: str) -> None:
-        raise PermissionError(1, "no links here", target)
+        raise OSError(number, "no links here", target)
 
     monkeypatch.setattr(door.active, "link", link)
     _write(tmp_path / "file", b"whole")

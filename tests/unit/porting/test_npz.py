@@ -22,7 +22,9 @@ from pyengine.errors import (
     TargetExistsError,
     UnportableError,
 )
-from pyengine.porting import ring_rows, source
+from pyengine.fs import door
+from pyengine.fs.faults import FaultDoor, Rule
+from pyengine.porting import pieces
 
 KINDS = [pyengine.ReplayBuffer, pyengine.PrioritizedReplayBuffer]
 
@@ -34,8 +36,7 @@ def test_rows_come_back_bit_by_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, kind: Any, steps: int
 ) -> None:
     # So small that sequences, stacks and episode ends lie across pieces.
-    monkeypatch.setattr(ring_rows, "PIECE_BYTES", 700)
-    monkeypatch.setattr(source, "PIECE_BYTES", 700)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 700)
     ring = make_ring(kind, stacked=stacked)
     fill(ring, steps)
     save(ring, tmp_path / "run")
@@ -105,6 +106,33 @@ def test_a_step_and_a_ring_are_chosen_by_name(tmp_path: Path) -> None:
     first = porting.export_npz(tmp_path / "run", tmp_path / "a.npz", ring="two", step=1)
     newest = porting.export_npz(tmp_path / "run", tmp_path / "b.npz", ring="two")
     assert (first.rows, newest.rows) == (10, 14)
+
+
+def test_a_step_is_of_the_run_that_was_named(tmp_path: Path) -> None:
+    ring, other = make_ring(), make_ring()
+    fill(ring, 3)
+    save(ring, tmp_path / "run")
+    fill(other, 5)
+    save(other, tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "latest", tmp_path / "run@5")
+    told = porting.export_npz(tmp_path / "run", tmp_path / "rows.npz", step=5)
+    assert told.rows == len(ring)
+
+
+def test_a_ring_with_a_nested_name_goes_out(tmp_path: Path) -> None:
+    rings = {name: make_ring() for name in ("member0", "member1")}
+    with pyengine.SnapshotEngine(tmp_path / "run", track_rng=False) as engine:
+        engine.track(**{name: {"replay": ring} for name, ring in rings.items()})
+        engine.restore()
+        for steps, ring in enumerate(rings.values(), 20):
+            fill(ring, steps)
+        engine.snapshot(5).wait(60)
+    for name, ring in rings.items():
+        told = porting.export_npz(tmp_path / "run", tmp_path / f"{name}.npz", ring=f"{name}/replay")
+        assert told.ring == f"{name}/replay"
+        other = make_ring()
+        porting.import_npz(tmp_path / f"{name}.npz", into=other)
+        assert_same_rows(other, ring)
 
 
 def test_a_file_is_replaced_by_force_alone(tmp_path: Path) -> None:
@@ -207,6 +235,8 @@ def test_a_script_takes_the_ring_and_goes_on(tmp_path: Path) -> None:
         assert (report.next_step, len(ring), counters) == (1, 8, {"episodes": 3})
         ring.add(obs=8.0)
         engine.snapshot(1).wait(60)
+        assert report.level.name == "partial"
+        assert report.level.reasons[0].startswith("replay only")
     assert pyengine.load(tmp_path / "run", only=["counters"]) == {"counters": counters}
 
 
@@ -240,6 +270,21 @@ def test_no_row_is_left_out_in_silence(tmp_path: Path) -> None:
     told = porting.import_npz(tmp_path / "rows.npz", into=small)
     lost = len(ring) - len(small)
     assert told.notes == (f"{lost} of the rows have left the ring for opening rows of its stacks",)
+
+
+def test_a_run_is_there_though_its_place_beside_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.savez(tmp_path / "rows.npz", obs=np.zeros(3, np.float32))
+    rule = Rule(op="rmdir", path="*/.tmp-g0000-run", action="error", times=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "active", FaultDoor([rule]))
+        assert porting.import_npz(tmp_path / "rows.npz", tmp_path / "run").rows == 3
+    assert "could not be removed" in caplog.text
+    assert pyengine.open_run(tmp_path / "run").latest is not None
+    shutil.rmtree(tmp_path / "run")
+    porting.import_npz(tmp_path / "rows.npz", tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.npz", "run"]
 
 
 def test_a_run_that_is_there_is_left_alone(tmp_path: Path) -> None:
