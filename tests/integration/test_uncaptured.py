@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import threading
 import weakref
@@ -560,3 +561,23 @@ def test_what_was_met_ends_with_its_owner_and_what_takes_its_place_is_looked_at(
 
 class Note:
     """Something with attributes that is no state."""
+
+
+def test_closing_lets_go_of_everything_that_was_met(tmp_path: Path) -> None:
+    agent = Agent()
+    note = Note()
+    agent.parts["inner"] = [note]  # a list takes no weak reference
+    engine = pyengine.SnapshotEngine(tmp_path / "run")
+    engine.track(net=agent.net, target=agent.target, optimizer=agent.optimizer)
+    engine.watch(agent=agent)
+    engine.restore()
+    engine.snapshot(0).wait(60)
+    met, owner = weakref.ref(note), weakref.ref(agent)
+    del note
+    agent.parts.pop("inner")
+    assert met() is not None
+    engine.close()
+    assert met() is None
+    del agent
+    gc.collect()
+    assert owner() is None
