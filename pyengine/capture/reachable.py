@@ -7,38 +7,36 @@ generators, normalisers, samplers, parameters and objects with methods for their
 tracked, part of something tracked, or excluded by its path. A place that held a tracked object and
 now holds another one is told apart: the object was replaced.
 
-The walk is bounded (depth, number of nodes, length of containers). It is made again only when what
-a visited object holds is not what it held, by identity: that comparison is what a snapshot pays
-(25 us for two networks of five layers and their owner, 2026-12-01). An object that is tracked with
-methods of its own decides itself what its state is: of it only that is told of which the state that
-it gave shows no trace.
+The walk is bounded (depth, number of nodes, length of containers), and says where it ended. It is
+made again only when what a visited object holds is not what it held, by identity: that comparison
+is what a snapshot pays (25 us for two networks of five layers and their owner, 2026-12-01). An
+object that is tracked with methods of its own decides itself what its state is: of it only that is
+told of which the state that it gave shows no trace.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pyengine.capture import sorts
+from pyengine.capture import held, sorts
 from pyengine.capture.component import Captured, Component
 from pyengine.capture.lazy_torch import is_tensor, is_torch_loaded
 from pyengine.capture.protocol import name_with_article
 from pyengine.errors import ReplacedObjectError, UncapturedStateError
-from pyengine.events import logger
+from pyengine.events import warn_once
 
 _DEPTH_MAX = 6
 _NODES_MAX = 20_000
-_ITEMS_MAX = 64
-"""Items of a container that is looked into; longer ones hold data, not parts of a learner."""
-
 _TRACES_MAX = 10_000
 _SHOWN = 4
-_SEQUENCES = (list, tuple, set, deque)
+_WARNINGS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +60,59 @@ class _Found:
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk: what it found, and what each visited object held."""
+    """One walk: what it found, and what each visited object held.
+
+    No new object may take the id of one that was met: `gone` is filled when one of them ends, and
+    only what takes no weak reference (lists, dicts, tuples) is kept alive.
+    """
 
     found: list[_Found] = field(default_factory=list)
-    held: list[tuple[Any, list[int], list[Any]]] = field(default_factory=list)
-    """Visited objects with what they held, which is kept alive: no new object may take its id."""
+    visited: list[tuple[Callable[[], Any], list[int]]] = field(default_factory=list)
+    gone: list[object] = field(default_factory=list)
     met: set[int] = field(default_factory=set)
-    is_cut: bool = False
+    cut: dict[str, str] = field(default_factory=dict)
+    """Where the walk ended early, and why."""
+    _kept: list[Callable[[], Any]] = field(default_factory=list)
 
     def visit(self, value: Any, path: str, root: Root, depth: int) -> None:
         """Look at what `value` holds."""
         if id(value) in self.met:
             return
         if depth > _DEPTH_MAX or len(self.met) >= _NODES_MAX:
-            self.is_cut = True
+            why = f"it holds more than {_NODES_MAX} objects, or deeper than {_DEPTH_MAX} levels"
+            self.cut.setdefault(root.path, why)
             return
         self.met.add(id(value))
-        items = list(_items(value))
-        kept = [item for _, item in items]
-        self.held.append((value, list(map(id, kept)), kept))
+        items = held.named(value)
+        if items is None:
+            self.cut[path] = "other threads change it all the time"
+            items = []
+        self.visited.append((self._hold(value), [id(item) for _, item in items]))
+        self._kept += [self._hold(item) for _, item in items]
+        found_before = len(self.found)
         for name, item in items:
             self._look_at(item, f"{path}.{name}", root, depth)
+        if held.is_long(value) and (len(self.found) > found_before or held.has_parts(value)):
+            self.cut[path] = (
+                f"only the first {held.FIRST} items are looked at where there are more than "
+                f"{held.ITEMS_MAX}"
+            )
+
+    def _hold(self, value: Any) -> Callable[[], Any]:
+        try:
+            return weakref.ref(value, self.gone.append)
+        except TypeError:
+            return lambda: value
+
+    def is_as_it_was(self) -> bool:
+        """Whether all that was visited holds what it held."""
+        if self.gone:
+            return False
+        ids = held.ids
+        try:
+            return all(ids(visited()) == known for visited, known in self.visited)
+        except RuntimeError:  # another thread changes something
+            return False
 
     def _look_at(self, item: Any, path: str, root: Root, depth: int) -> None:
         sort = sorts.sort_of(item)
@@ -97,64 +127,6 @@ class _Walk:
             self._look_at(getattr(item, "_np_random", None), f"{path}._np_random", root, depth)
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds and is worth a look, by name; of a module, its children and what
-    torch does not know of."""
-    sort_of, nothing = sorts.sort_of, sorts.NOTHING
-    if isinstance(value, _SEQUENCES):
-        named: Iterable[tuple[Any, Any]] = enumerate(_short(value))
-    elif sort_of(value) == sorts.MODULE:
-        passed = _of_modules()
-        own = ((name, item) for name, item in vars(value).items() if name not in passed)
-        named = (*own, *value._modules.items())
-    else:
-        named = tuple(_held(value).items())
-    for name, item in named:
-        if sort_of(item) != nothing:
-            yield str(name), item
-
-
-def _ids(value: Any) -> list[int]:
-    """Return the identities of what `_items` would yield; no more, as every snapshot does it."""
-    known, nothing = sorts.known, sorts.NOTHING
-    if isinstance(value, _SEQUENCES):
-        return [id(item) for item in _short(value) if known.get(type(item)) != nothing]
-    if known.get(type(value)) != sorts.MODULE:
-        held = _held(value).values()
-        return [id(item) for item in held if known.get(type(item)) != nothing]
-    passed = _of_modules()
-    ids = [
-        id(item)
-        for name, item in vars(value).items()
-        if name not in passed and known.get(type(item)) != nothing
-    ]
-    return ids + [id(item) for item in value._modules.values() if item is not None]
-
-
-def _short(value: Any) -> Any:
-    return value if len(value) <= _ITEMS_MAX else ()
-
-
-def _held(value: Any) -> Mapping[Any, Any]:
-    if isinstance(value, dict):
-        return value if len(value) <= _ITEMS_MAX else {}
-    held: Mapping[Any, Any] = getattr(value, "__dict__", {})
-    return held
-
-
-_PASSED: frozenset[str] = frozenset()
-
-
-def _of_modules() -> frozenset[str]:
-    """Return the attributes that every module has."""
-    global _PASSED
-    if not _PASSED:
-        from torch import nn
-
-        _PASSED = frozenset(vars(nn.Module()))
-    return _PASSED
-
-
 class Reachable:
     """What was found from the roots so far; one per engine."""
 
@@ -163,6 +135,7 @@ class Reachable:
         self._key: Any = None
         self._places: dict[str, tuple[str, str]] = {}
         """Where tracked objects were found: their names and sorts by path."""
+        self._warned: set[str] = set()
 
     def check(
         self,
@@ -177,24 +150,40 @@ class Reachable:
         `captured` is what the components gave for this snapshot, `others` are tracked objects by
         name (rings among them), `excluded` names and paths that are left out on purpose.
         """
-        key = (len(components), len(others), len(roots), len(excluded))
+        key = (
+            [(root.path, id(root.value)) for root in roots],
+            [*components],
+            [*others],
+            [*map(id, others.values())],
+            [*excluded],
+        )
         walk = self._walk
-        if walk is not None and key == self._key and _is_as_it_was(walk):
+        if walk is not None and key == self._key and walk.is_as_it_was():
             return
         walk = _Walk()
         for root in roots:
             walk.visit(root.value, root.path, root, 0)
-        if walk.is_cut and self._walk is None:
-            logger.warning(
-                "the look for state that no snapshot holds ended early: %s hold more than %d "
-                "objects, or deeper than %d levels",
-                ", ".join(root.path for root in roots),
-                _NODES_MAX,
-                _DEPTH_MAX,
-            )
+        self._tell_cuts(walk)
         self._walk = None  # what raises is looked for again
         self._judge(walk, _Saved(components, list(captured), others), excluded)
+        walk.found.clear()
         self._walk, self._key = walk, key
+
+    def forget(self) -> None:
+        """Let go of everything that was met."""
+        self._walk = None
+        self._places.clear()
+
+    def _tell_cuts(self, walk: _Walk) -> None:
+        for path, why in walk.cut.items():
+            if len(self._warned) < _WARNINGS_MAX:
+                warn_once(
+                    self._warned,
+                    path,
+                    "the look for state that no snapshot holds ended early: %s: %s",
+                    path,
+                    why,
+                )
 
     def _judge(self, walk: _Walk, saved: _Saved, excluded: Collection[str]) -> None:
         lost: dict[int, _Found] = {}
@@ -211,10 +200,6 @@ class Reachable:
                     lost.setdefault(id(found.value), found)
         if lost:
             raise _uncaptured(list(lost.values()))
-
-
-def _is_as_it_was(walk: _Walk) -> bool:
-    return all(_ids(value) == ids for value, ids, _ in walk.held)
 
 
 def _is_below(path: str, excluded: Collection[str]) -> bool:

@@ -34,12 +34,17 @@ STATE_SORTS = frozenset(
     {MODULE, OPTIMIZER, SCHEDULER, SCALER, GENERATOR, NORMALISER, SAMPLER, STATE, PARAMETER, RING}
 )
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, deque, set, types.SimpleNamespace)
+_CONTAINERS: tuple[type[Any], ...] = (
+    dict, list, tuple, deque, set, frozenset, types.SimpleNamespace,
+)  # fmt: skip
+_BUILT_IN: frozenset[type[Any]] = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, slice)
 _MACHINERY = frozenset(sys.stdlib_module_names) | {
     "torch", "numpy", "gymnasium", "gym", "pyengine", "tensorboard", "wandb", "tqdm", "rich",
     "matplotlib", "pandas", "ray", "jax", "tensordict",
 }  # fmt: skip
+_OF_ENVIRONMENTS = ("gymnasium", "gym")
+_SPACES = ("action_space", "observation_space", "action_spec", "observation_spec")
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _NORMALISER = re.compile(r"normali[sz]|runningmean|runningstat|runningnorm", re.IGNORECASE)
 _SAMPLER = re.compile(r"sampler", re.IGNORECASE)
@@ -60,7 +65,7 @@ def sort_of(value: Any) -> str:
 def _sort(kind: type[Any], value: Any) -> str:
     if issubclass(kind, _PLAIN) or isinstance(value, type):
         return NOTHING
-    if kind in _CONTAINERS:
+    if kind in _BUILT_IN:
         return CONTAINER
     if rng_kind(value) is not None:
         return GENERATOR
@@ -72,13 +77,25 @@ def _sort(kind: type[Any], value: Any) -> str:
     if any(base.__module__ == "pyengine.replay.ring" for base in kind.__mro__):
         return RING
     package = kind.__module__.partition(".")[0]
-    if package in _MACHINERY or (hasattr(kind, "step") and hasattr(kind, "reset")):
+    if package in _MACHINERY or _is_environment(kind, value):
         return NOTHING
     if _NORMALISER.search(kind.__name__):
         return NORMALISER
     if any(all(callable(getattr(kind, name, None)) for name in pair) for pair in _PAIRS):
         return SAMPLER if _SAMPLER.search(kind.__name__) else STATE
+    if issubclass(kind, _CONTAINERS):
+        return CONTAINER
     return OBJECT if hasattr(value, "__dict__") else NOTHING
+
+
+def _is_environment(kind: type[Any], value: Any) -> bool:
+    """Whether it is stepped and reset, and says what goes in or comes out; others are learners."""
+    if not (hasattr(kind, "step") and hasattr(kind, "reset")):
+        return False
+    if any(base.__module__.partition(".")[0] in _OF_ENVIRONMENTS for base in kind.__mro__):
+        return True
+    own = getattr(value, "__dict__", {})
+    return any(hasattr(kind, name) or name in own for name in _SPACES)
 
 
 def _sort_of_torch(kind: type[Any]) -> str | None:

@@ -112,6 +112,7 @@ class Lifetime:
         with ExitStack() as steps:
             steps.callback(session.release)
             steps.callback(self._taker.close)
+            steps.callback(self._tracked.stop_watching)
             for ring in self._tracked.rings.values():
                 steps.callback(ring.unbind, self._owner)
             steps.callback(atexit.unregister, self._exit_hook)

@@ -16,7 +16,7 @@ from pyengine.capture.lazy_torch import is_cuda_used, is_tensor, is_torch_loaded
 from pyengine.engine.describe import versions
 
 DEVICES = "devices"
-"""Where the tensors of tracked objects lie."""
+"""Where modules and tracked tensors lie."""
 
 
 def runtime(captured: Iterable[Captured]) -> dict[str, Any]:
@@ -77,10 +77,12 @@ def _gpus() -> tuple[str, ...]:
 
 
 def _devices(captured: Iterable[Captured]) -> list[str]:
+    """Return where modules and tensors lie. What optimizers hold goes with their parameters, is not
+    there before their first step, and may be counts that torch keeps on the CPU (Adam's `step`)."""
     found = {
         value.device
         for one in captured
-        if one.kind in ("module", "tensor", "optimizer")
+        if one.kind in ("module", "tensor")
         for value in one.values
         if is_tensor(value)
     }

@@ -135,6 +135,12 @@ class Tracked:
         self.watched.update(owners)
         self._roots = []
 
+    def stop_watching(self) -> None:
+        """Let go of owners, and of everything that was met in what is tracked."""
+        self.watched.clear()
+        self._roots = []
+        self._reachable.forget()
+
     def check_reachable(self, captured: Sequence[Captured]) -> None:
         """Raise UncapturedStateError or ReplacedObjectError for state beside what was captured."""
         roots = self._roots = self._roots or list(self._make_roots())

@@ -91,8 +91,11 @@ class Tracking(Lifetime):
         and plain objects, must be tracked or excluded by its path ("agent.noise"): else a snapshot
         raises UncapturedStateError. Where a tracked object's place holds another one by then
         (a new optimizer, say), it raises ReplacedObjectError. Tracked modules, schedulers and
-        objects with methods of their own are looked at unasked. Returns the engine. ConfigError for
-        what has no attributes.
+        objects with methods of their own are looked at unasked. Of a container with more than 64
+        items only the first 8 are looked at, with a warning where they are more than data. Lists,
+        dicts and tuples that were met are kept alive until the next snapshot or `close`, with what
+        they hold. A name that is watched already gets another owner. Returns the engine.
+        ConfigError for what has no attributes.
         """
         self._live()
         self._tracked.watch(owners)

@@ -6,6 +6,7 @@ GPUs had generators, which is all that a restore knows of it.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 import pyengine
 from pyengine import errors
 from pyengine.capture import tensor_node
+from pyengine.capture.build import build_component
 from pyengine.capture.kinds import rng
 from pyengine.engine import runtime
 
@@ -102,6 +104,18 @@ def _restore(run_dir: Path, learner: Learner, **options: Any) -> pyengine.Restor
     with pyengine.SnapshotEngine(run_dir) as engine:
         learner.track(engine)
         return engine.restore(**options)
+
+
+def test_what_optimizers_hold_elsewhere_is_no_device_of_the_run() -> None:
+    net = nn.Linear(3, 2)
+    module = build_component("net", net).capture()
+    fresh = build_component("optimizer", torch.optim.Adam(net.parameters())).capture()
+    step = torch.zeros((), device="meta")
+    stepped = dataclasses.replace(fresh, names=["state/0/step"], values=[step])
+    devices = [runtime.runtime([module, one])[runtime.DEVICES] for one in (fresh, stepped)]
+    assert devices == ["cpu", "cpu"]
+    elsewhere = dataclasses.replace(module, names=["weight"], values=[step])
+    assert runtime.runtime([module, elsewhere])[runtime.DEVICES] == "cpu, meta"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test lacks")

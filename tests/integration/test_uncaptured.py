@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -195,6 +200,144 @@ def test_a_look_that_has_a_bound_says_where_it_ends(
     assert "the look for state that no snapshot holds ended early: agent" in caplog.text
 
 
+class Member:
+    """One of many, with a network of its own."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "deque"])
+def test_the_first_of_many_parts_are_looked_at_and_a_warning_names_where_the_look_ends(
+    engine: pyengine.SnapshotEngine, agent: Agent, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [Member() for _ in range(100)]
+    agent.parts["all"] = {
+        "list": members,
+        "dict": dict(enumerate(members)),
+        "deque": deque(members),
+    }[kind]
+    with pytest.raises(errors.UncapturedStateError) as raised:
+        engine.snapshot(0)
+    assert raised.value.path == "agent.parts.all.0.net"
+    assert len(raised.value.others) == 7
+    engine.track(members={str(i): one.net for i, one in enumerate(members)})
+    engine.snapshot(0).wait(60)
+    assert caplog.text.count("ended early: agent.parts.all: only the first 8 items") == 1
+    members[3].net = nn.Linear(1, 1)
+    with pytest.raises(errors.ReplacedObjectError, match=r"agent\.parts\.all\.3\.net"):
+        engine.snapshot(1)
+
+
+def test_a_part_far_back_among_much_data_is_warned_of_and_mere_data_is_not(
+    engine: pyengine.SnapshotEngine, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.parts["losses"] = [0.5] * 1000
+    agent.parts["memory"] = deque((np.zeros(3), step, [1.0]) for step in range(1000))
+    engine.snapshot(0).wait(60)
+    assert "ended early" not in caplog.text
+    agent.parts["options"] = {str(i): i for i in range(100)} | {"net": nn.Linear(1, 1)}
+    engine.snapshot(1).wait(60)
+    assert "ended early: agent.parts.options: only the first 8 items" in caplog.text
+
+
+class Pair(NamedTuple):
+    """Two networks of one agent."""
+
+    actor: Any
+    critic: Any
+
+
+class Nets(dict[str, Any]):
+    """A dict of one's own, that gives what it likes."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no look needs it")
+
+    def values(self) -> Any:
+        raise RuntimeError("no look needs it")
+
+
+class Row(list[Any]):
+    """A list of one's own."""
+
+
+class Queue(deque[Any]):
+    """A deque of one's own."""
+
+
+class Bag(set[Any]):
+    """A set of one's own."""
+
+
+CONTAINERS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("0", lambda net: Pair(net, None)),
+    ("net", lambda net: Nets(net=net)),
+    ("0", lambda net: Row([net])),
+    ("0", lambda net: Queue([net])),
+    ("0", lambda net: Bag([net])),
+    ("0", lambda net: frozenset([net])),
+    ("net", lambda net: OrderedDict(net=net)),
+    ("net", lambda net: defaultdict(list, net=net)),
+]
+
+
+@pytest.mark.parametrize(("place", "hold"), CONTAINERS)
+def test_containers_of_ones_own_hide_nothing(
+    engine: pyengine.SnapshotEngine, agent: Agent, place: str, hold: Callable[[Any], Any]
+) -> None:
+    engine.snapshot(0).wait(60)
+    agent.parts["nets"] = hold(nn.Linear(1, 1))
+    with pytest.raises(errors.UncapturedStateError) as raised:
+        engine.snapshot(1)
+    assert raised.value.path == f"agent.parts.nets.{place}"
+    agent.parts["nets"] = hold(agent.target)
+    for step in (1, 2):  # walked, then compared
+        engine.snapshot(step).wait(60)
+
+
+def test_attributes_of_a_list_of_ones_own_are_looked_at(
+    engine: pyengine.SnapshotEngine, agent: Agent
+) -> None:
+    agent.parts["nets"] = row = Row([agent.target])
+    engine.snapshot(0).wait(60)
+    row.rng = np.random.default_rng()  # type: ignore[attr-defined]
+    with pytest.raises(errors.UncapturedStateError, match=r"agent\.parts\.nets\.rng"):
+        engine.snapshot(1)
+
+
+class Trainer:
+    """Has a step and a reset, and is no environment."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(1, 1)
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        raise NotImplementedError
+
+
+class Maze(Trainer):
+    """An environment: it says what goes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = 4
+
+
+def test_a_learner_with_a_step_and_a_reset_is_no_environment(
+    engine: pyengine.SnapshotEngine, agent: Agent
+) -> None:
+    agent.parts["env"] = Maze()
+    engine.snapshot(0).wait(60)
+    agent.parts["trainer"] = Trainer()
+    with pytest.raises(errors.UncapturedStateError) as raised:
+        engine.snapshot(1)
+    assert (raised.value.path, raised.value.others) == ("agent.parts.trainer.net", ())
+
+
 def test_a_scheduler_of_an_optimizer_that_is_not_saved_is_found(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
@@ -252,6 +395,27 @@ def test_a_new_optimizer_on_the_owner_is_found(
     with pytest.raises(errors.ReplacedObjectError, match="tracked as 'optimizer'") as raised:
         engine.snapshot(1)
     assert (raised.value.path, raised.value.component) == ("agent.optimizer", "optimizer")
+
+
+def test_another_owner_under_the_same_name_is_looked_at(
+    engine: pyengine.SnapshotEngine, agent: Agent
+) -> None:
+    engine.snapshot(0).wait(60)
+    other = copy.copy(agent)
+    engine.watch(agent=other)
+    engine.snapshot(1).wait(60)
+    other = copy.copy(agent)
+    other.second = torch.optim.Adam(agent.net.parameters())  # type: ignore[attr-defined]
+    engine.watch(agent=other)
+    with pytest.raises(errors.UncapturedStateError, match=r"agent\.second"):
+        engine.snapshot(2)
+    other = copy.copy(agent)
+    other.optimizer = torch.optim.Adam(agent.net.parameters())
+    engine.watch(agent=other)
+    with pytest.raises(errors.ReplacedObjectError, match=r"agent\.optimizer is another"):
+        engine.snapshot(2)
+    engine.watch(agent=agent)
+    engine.snapshot(2).wait(60)
 
 
 def test_a_target_network_that_was_bound_anew_is_found(
@@ -343,3 +507,77 @@ def test_a_look_at_what_has_not_changed_walks_nothing(
     agent.parts["inner"] = {"loss": 0.5}
     engine.snapshot(2).wait(60)
     assert len(walks) > first
+
+
+def test_other_threads_may_change_what_is_looked_at(agent: Agent) -> None:
+    from pyengine.capture.reachable import Reachable, Root
+
+    rows: deque[Any] = deque(maxlen=50)
+    names: set[Any] = set()
+    agent.parts.update(rows=rows, names=names)
+    agent.net = agent.target = agent.optimizer = None  # type: ignore[assignment]
+    is_over = threading.Event()
+    changes = 0
+
+    def collect() -> None:
+        nonlocal changes
+        while not is_over.is_set():
+            item = (changes, {})
+            agent.parts[f"row {changes % 7}"] = item
+            agent.parts.pop(f"row {(changes + 3) % 7}", None)
+            setattr(agent, f"row_{changes % 5}", item)
+            agent.__dict__.pop(f"row_{(changes + 2) % 5}", None)
+            rows.append(item)
+            names.add(frozenset((changes,)))
+            if len(names) > 40:
+                names.clear()
+            changes += 1
+
+    collector = threading.Thread(target=collect)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    collector.start()
+    try:
+        look = Reachable()
+        for _ in range(3000):
+            look.check([Root("agent", agent, is_owner=True)], {}, [], {}, ())
+    finally:
+        is_over.set()
+        collector.join()
+        sys.setswitchinterval(interval)
+    assert changes > 100
+
+
+def test_what_was_met_ends_with_its_owner_and_what_takes_its_place_is_looked_at(
+    engine: pyengine.SnapshotEngine, agent: Agent
+) -> None:
+    for step in range(3):  # the new one may get the address of the one that ended
+        agent.parts["note"] = Note()
+        engine.snapshot(step).wait(60)
+        met = weakref.ref(agent.parts["note"])
+        del agent.parts["note"]
+        assert met() is None
+
+
+class Note:
+    """Something with attributes that is no state."""
+
+
+def test_closing_lets_go_of_everything_that_was_met(tmp_path: Path) -> None:
+    agent = Agent()
+    note = Note()
+    agent.parts["inner"] = [note]  # a list takes no weak reference
+    engine = pyengine.SnapshotEngine(tmp_path / "run")
+    engine.track(net=agent.net, target=agent.target, optimizer=agent.optimizer)
+    engine.watch(agent=agent)
+    engine.restore()
+    engine.snapshot(0).wait(60)
+    met, owner = weakref.ref(note), weakref.ref(agent)
+    del note
+    agent.parts.pop("inner")
+    assert met() is not None
+    engine.close()
+    assert met() is None
+    del agent
+    gc.collect()
+    assert owner() is None
