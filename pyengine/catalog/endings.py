@@ -71,7 +71,7 @@ def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
     Generations that were written before ends were recorded say nothing.
     """
     told = []
-    have_rows = {line.generation for line in read_lines(run_dir).values()}
+    opened = {line.generation for line in read_lines(run_dir).values()}
     for generation in sorted(scan.claimed_generations(run_dir)):
         path = generation_path(run_dir, generation)
         if not first <= generation < end:
@@ -83,19 +83,19 @@ def told_of_losses(run_dir: str, first: int, end: int) -> list[str]:
             )
         else:
             records = list(read_records(run_dir, generation))
-            told += _told(generation, records, has_rows=generation in have_rows)
+            told += _told(generation, records, has_line=generation in opened)
     return told
 
 
-def _told(generation: int, records: list[dict[str, Any]], *, has_rows: bool) -> list[str]:
+def _told(generation: int, records: list[dict[str, Any]], *, has_line: bool) -> list[str]:
     last = None
     for record in records:
         if record.get("role") in ("writer", "end"):
             last = record
-    if last is None and has_rows:
+    if last is None and has_line:
         return [
             f"the writer of generation {generation} was ended before it had begun: rows that were "
-            "added then are lost"
+            "added then, if any, are lost"
         ]
     if last is None or (last["role"] == "writer" and not last.get("records_end")):
         return []

@@ -33,8 +33,8 @@ class Storage:
     """Owns the arena of one ring; `close()` lets go of it, views of mutable fields keep it mapped.
 
     `line` is the line that segments are written under. Until `start_reserving` nothing else than
-    the caller touches it, so that a restore can fill it without locks. In a forked child everything
-    is inert.
+    the caller, and a thread of his that gives slots memory, touches it: a restore fills it alone.
+    In a forked child everything is inert.
     """
 
     def __init__(self, plan: RingPlan, *, label: str, line: int) -> None:
